@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * libgradd: aggregate gradients through the node's gradd daemon.
+ *
+ *     struct gradd *g;
+ *     if (gradd_init(NULL, &g) != GRADD_OK)          // rank and job from the launcher's variables
+ *         errx(1, "%s", gradd_error());
+ *     float *grad = gradd_alloc(g, n * sizeof *grad); // shared with the worker: zero copy
+ *     ...
+ *     if (gradd_allreduce(g, "fc.weight", grad, grad, n, GRADD_F32, GRADD_AVG) != GRADD_OK)
+ *         errx(1, "%s", gradd_error());
+ *     gradd_free(g, grad);
+ *     gradd_shutdown(g);
+ *
+ * Link with `pkg-config --cflags --libs gradd`.
+ *
+ * Matching. An op is matched across the ranks of the job by its name. Ranks may submit in any
+ * order; an op runs when every rank (of its process set) has submitted that name with the same
+ * kind, element type, operator, count, root, scales and group. When they differ, the op fails on
+ * every rank with GRADD_ERR_DISAGREE, and the job goes on. A name may be used again as soon as the
+ * op that bore it has completed on this rank.
+ *
+ * Results are bit-identical on all ranks and from run to run: contributions are added in rank
+ * order, half types in float32.
+ *
+ * Memory. Buffers from gradd_alloc() are read and written by the worker in place. Any other
+ * pointer works too: the library copies it through shared memory, piece by piece, which costs
+ * about two more passes over the data. From submission until completion the caller neither writes
+ * `in` nor touches `out`. `in` may equal `out` (in place); partial overlap is refused. After a
+ * failed op an out-of-place `in` is intact; the contents of `out` are undefined.
+ *
+ * Threads. Any thread may call any function on any context; calls on one context serialise where
+ * they must. The library starts no thread, installs no signal handler, never prints, never exits.
+ * Progress of copied (unregistered) buffers happens inside calls on the context.
+ *
+ * fork(). In a child process the context is inert: every call returns GRADD_ERR_FORKED, and the
+ * child holds none of the parent's connections. gradd_shutdown() there only frees memory.
+ *
+ * Errors. Functions return an enum gradd_status (negative on failure); gradd_error() has the
+ * sentence. When a rank or the worker is lost, pending and later ops fail with
+ * GRADD_ERR_RANK_LOST: call gradd_shutdown(), then gradd_init() to join the next epoch.
+ */
+#ifndef GRADD_GRADD_H
+#define GRADD_GRADD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <gradd/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GRADD_API __attribute__((visibility("default")))
+
+/** Changes when a program must be compiled again; gradd_abi_version() has the library's. */
+#define GRADD_ABI_VERSION 0
+
+/** One rank's membership in a job. Opaque; made by gradd_init(), freed by gradd_shutdown(). */
+struct gradd;
+
+/** An op in flight: positive, unique within its context, never reused. */
+typedef int64_t gradd_handle;
+
+/* ------------------------------------------------------------------ library */
+
+/** The library's version, such as "0.1.0". Static storage. */
+GRADD_API const char *gradd_version(void);
+
+/** The library's GRADD_ABI_VERSION. */
+GRADD_API int gradd_abi_version(void);
+
+/** The lowest and highest protocol that the library speaks. Either pointer may be NULL. */
+GRADD_API void gradd_protocol_range(unsigned *out_min, unsigned *out_max);
+
+/**
+ * The sentence of the last failed call in the calling thread: lowercase, ids first, both sides of
+ * a disagreement. "" when nothing failed yet. Valid until the thread's next failing call.
+ */
+GRADD_API const char *gradd_error(void);
+
+/** The name of a status, such as "GRADD_ERR_RANK_LOST". Static storage; never NULL. */
+GRADD_API const char *gradd_status_name(int status);
+
+/** Bytes of one element, or 0 for a value that is no gradd_dtype. */
+GRADD_API size_t gradd_dtype_size(int dtype);
+
+/* ------------------------------------------------------------------ joining */
+
+/** How to join. Zero every field, then set struct_size and what is known. */
+struct gradd_options {
+    size_t struct_size; /**< sizeof(struct gradd_options): lets later versions add fields */
+    const char *socket; /**< the daemon's socket; NULL: GRADD_SOCKET, else /run/gradd/gradd.sock */
+    const char *job;    /**< the job's name within this uid; NULL: from the launcher */
+    int32_t rank;       /**< with size > 0: this process's global rank */
+    int32_t size;       /**< ranks in the job; 0: take everything from the launcher's variables */
+    int32_t local_rank; /**< rank on this node; with size > 0 */
+    int32_t local_size; /**< ranks on this node, or 0: not known */
+    double timeout_s;   /**< how long to wait for the others; 0: the daemon's join_timeout_s */
+};
+
+/**
+ * Join a job; blocks until all its ranks have joined.
+ *
+ * With options->size > 0 the identity is explicit. Else the first launcher of this list whose
+ * variables are set is taken whole: GRADD_*, torchrun's (RANK, WORLD_SIZE, LOCAL_RANK),
+ * HOROVOD_*, OMPI_COMM_WORLD_*, PMI_*, Slurm's (inside a step only); else a world of one. RANK
+ * without LOCAL_RANK names a node, not a process, and is refused.
+ *
+ * A world of one needs no daemon: its ops complete inside the library.
+ *
+ * @param options  may be NULL: all defaults. Borrowed for the call.
+ * @param out      set on success only; the caller owns it.
+ * @return GRADD_OK, or GRADD_ERR_INVALID, _UNAVAILABLE (no daemon), _PROTOCOL (versions),
+ *         _DENIED, _DUPLICATE (rank taken), _DISAGREE (another size), _TIMEOUT (ranks missing),
+ *         _NO_MEMORY.
+ */
+GRADD_API int gradd_init(const struct gradd_options *options, struct gradd **out);
+
+/**
+ * Leave the job and free the context, its regions and its handles. Ops in flight are abandoned;
+ * ranks that need this one get GRADD_ERR_RANK_LOST for those ops. NULL is allowed.
+ */
+GRADD_API void gradd_shutdown(struct gradd *g);
+
+GRADD_API int gradd_rank(const struct gradd *g);
+GRADD_API int gradd_size(const struct gradd *g);
+GRADD_API int gradd_local_rank(const struct gradd *g);
+GRADD_API int gradd_local_size(const struct gradd *g);
+GRADD_API int gradd_node_rank(const struct gradd *g); /**< index of this node in the job */
+GRADD_API int gradd_n_nodes(const struct gradd *g);
+GRADD_API uint64_t gradd_epoch(const struct gradd *g); /**< this life of the job's membership */
+GRADD_API const char *gradd_job(const struct gradd *g);
+/** Where the identity came from: "arguments", "GRADD_*", "torchrun", …, "none (world of one)". */
+GRADD_API const char *gradd_source(const struct gradd *g);
+
+/* ------------------------------------------------------------------ memory */
+
+/**
+ * Allocate memory that trainer and worker share (a sealed memfd mapped by both): ops on it copy
+ * nothing. Page aligned, zeroed, counted against the job's quota. Any pointer into it may be
+ * given to an op. bytes 0 is treated as 1.
+ * @return the memory, or NULL (see gradd_error()). Free with gradd_free().
+ */
+GRADD_API void *gradd_alloc(struct gradd *g, size_t bytes);
+
+/** Free memory of gradd_alloc(). No op may be using it. NULL is allowed. */
+GRADD_API int gradd_free(struct gradd *g, void *memory);
+
+/* ------------------------------------------------------------------ ops */
+
+/** One collective request of this rank. Zero every field, then set what the kind needs. */
+struct gradd_op {
+    size_t struct_size; /**< sizeof(struct gradd_op) */
+    int32_t kind;       /**< enum gradd_kind */
+    int32_t dtype;      /**< enum gradd_dtype */
+    int32_t redop;      /**< enum gradd_redop: all-reduce and reduce-scatter */
+    int32_t root;       /**< broadcast: global rank that has the data */
+    uint32_t set;       /**< process set, 0: all ranks */
+    const char *name;   /**< 1 to 255 bytes; matched across ranks */
+    const void *in;     /**< may be NULL when count is 0, or off root in a broadcast */
+    void *out;
+    uint64_t count;         /**< elements of `in`; broadcast: elements of the message */
+    uint64_t out_capacity;  /**< all-gather, all-to-all: elements that fit into `out` */
+    const uint64_t *counts; /**< one per rank of the set, borrowed for the call. Reduce-scatter:
+                                 elements each rank receives (NULL: even, the remainder to the
+                                 lowest ranks). All-to-all: elements for each rank (NULL: even) */
+    double prescale;        /**< factor on every input; 0 means 1 */
+    double postscale;       /**< factor on the result; 0 means 1 */
+};
+
+/**
+ * Submit n ops as one: they become ready, run and complete together, under one handle. Returns at
+ * once, except that unregistered buffers beyond the staging window are copied here.
+ * @return a handle (> 0), or a negative status; then nothing was submitted.
+ */
+GRADD_API gradd_handle gradd_submit(struct gradd *g, const struct gradd_op *ops, size_t n);
+
+/**
+ * Has the op ended? Never blocks.
+ * @return GRADD_PENDING, or its final status: GRADD_OK or the error of the first op that failed.
+ *         The handle stays valid until gradd_wait() or gradd_release().
+ */
+GRADD_API int gradd_test(struct gradd *g, gradd_handle handle);
+
+/**
+ * Wait for the op to end, then release its handle.
+ * @param timeout_s  seconds; negative: no limit. When it passes, GRADD_PENDING is returned and the
+ *                   handle stays valid.
+ */
+GRADD_API int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s);
+
+/** Forget a handle. An op in flight still runs; its buffers stay in use until it ends. */
+GRADD_API int gradd_release(struct gradd *g, gradd_handle handle);
+
+/**
+ * What each rank contributed, once the op has ended well (call between gradd_test() and the end of
+ * the handle). All-gather: elements of each rank, in rank order. All-to-all: elements received
+ * from each rank. GRADD_SET_ADD: counts[0] is the new set's id. GRADD_JOIN: counts[0] is the last
+ * rank that joined.
+ * @param index     which op of the submission, 0 based
+ * @param capacity  elements of out_counts
+ * @return how many there are (may exceed capacity; then only capacity were written), or < 0
+ */
+GRADD_API int64_t gradd_counts(struct gradd *g, gradd_handle handle, size_t index,
+                               uint64_t *out_counts, size_t capacity);
+
+/**
+ * A descriptor that becomes readable when some op of the context may have ended (or when copied
+ * buffers need the library): call gradd_progress(), test your handles, then poll again. Owned by
+ * the context. @return the fd, or a negative status.
+ */
+GRADD_API int gradd_fd(struct gradd *g);
+
+/** Do whatever can be done without blocking. @return GRADD_OK, or the error that ended the epoch.
+ */
+GRADD_API int gradd_progress(struct gradd *g);
+
+/* Blocking forms, and asynchronous forms of single ops. */
+
+GRADD_API int gradd_allreduce(struct gradd *g, const char *name, const void *in, void *out,
+                              uint64_t count, int dtype, int redop);
+GRADD_API gradd_handle gradd_allreduce_async(struct gradd *g, const char *name, const void *in,
+                                             void *out, uint64_t count, int dtype, int redop);
+
+/** buffer: the message on root; overwritten elsewhere. */
+GRADD_API int gradd_broadcast(struct gradd *g, const char *name, void *buffer, uint64_t count,
+                              int dtype, int root);
+GRADD_API gradd_handle gradd_broadcast_async(struct gradd *g, const char *name, void *buffer,
+                                             uint64_t count, int dtype, int root);
+
+/**
+ * Concatenate every rank's `in` in rank order. Counts may differ between ranks. When the sum
+ * exceeds any rank's out_capacity the op fails on all ranks. out_counts: one per rank, or NULL.
+ */
+GRADD_API int gradd_allgather(struct gradd *g, const char *name, const void *in, uint64_t count,
+                              void *out, uint64_t out_capacity, int dtype, uint64_t *out_counts);
+GRADD_API gradd_handle gradd_allgather_async(struct gradd *g, const char *name, const void *in,
+                                             uint64_t count, void *out, uint64_t out_capacity,
+                                             int dtype);
+
+/** Reduce `in` (count elements) and give rank r the r-th part, of counts[r] elements. */
+GRADD_API int gradd_reduce_scatter(struct gradd *g, const char *name, const void *in,
+                                   uint64_t count, void *out, const uint64_t *counts, int dtype,
+                                   int redop);
+GRADD_API gradd_handle gradd_reduce_scatter_async(struct gradd *g, const char *name, const void *in,
+                                                  uint64_t count, void *out, const uint64_t *counts,
+                                                  int dtype, int redop);
+
+/** Send send_counts[r] elements to rank r; receive in rank order. out_counts may be NULL. */
+GRADD_API int gradd_alltoall(struct gradd *g, const char *name, const void *in, uint64_t count,
+                             const uint64_t *send_counts, void *out, uint64_t out_capacity,
+                             int dtype, uint64_t *out_counts);
+GRADD_API gradd_handle gradd_alltoall_async(struct gradd *g, const char *name, const void *in,
+                                            uint64_t count, const uint64_t *send_counts, void *out,
+                                            uint64_t out_capacity, int dtype);
+
+/** Return when every rank (of the set, 0: all) has called it. */
+GRADD_API int gradd_barrier(struct gradd *g, uint32_t set);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
