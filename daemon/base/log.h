@@ -2,8 +2,8 @@
 /*
  * Log lines: to the journal with fields when stderr is the journal, else to stderr.
  *
- * Thread: any (one write per line). The first argument names the subsystem ("session", "job",
- * "worker", "plan", …). log_set_fields() sets what every line of this process carries. A line that
+ * Thread: any (one write per line). The second argument names the subsystem ("session", "job",
+ * "worker", "plan", …). Control bytes in a text are replaced. A line that
  * a client can cause at will goes through a struct log_limit, so that nobody can flood the log.
  */
 #ifndef GRADD_LOG_H
