@@ -1,0 +1,73 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Print "passed failed skipped" for a results file, counting single test cases.
+
+A meson log (testlog.json) counts the cases that each program reports: a TAP plan, or check's
+summary line; a program that reports neither counts as one case. A junit file (pytest's) counts
+its cases. A program that failed without naming a failed case counts as one failure.
+"""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+CHECK_SUMMARY = re.compile(r"^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)", re.M)
+TAP_PLAN = re.compile(r"^1\.\.(\d+)", re.M)
+TAP_LINE = re.compile(r"^(ok|not ok)\b([^\n]*)", re.M)
+
+
+def count_program(result: str, output: str) -> tuple[int, int, int]:
+    passed = failed = skipped = 0
+    if result == "SKIP":
+        return 0, 0, 1
+    if TAP_PLAN.search(output):
+        for verdict, rest in TAP_LINE.findall(output):
+            if "# SKIP" in rest.upper():
+                skipped += 1
+            elif verdict == "ok":
+                passed += 1
+            else:
+                failed += 1
+    elif CHECK_SUMMARY.search(output):
+        for checks, failures, errors in CHECK_SUMMARY.findall(output):
+            bad = int(failures) + int(errors)
+            passed += int(checks) - bad
+            failed += bad
+    elif result in ("OK", "EXPECTEDFAIL"):
+        passed = 1
+    if result not in ("OK", "EXPECTEDFAIL") and failed == 0:
+        failed = 1
+    return passed, failed, skipped
+
+
+def count_meson(path: str) -> tuple[int, int, int]:
+    total = (0, 0, 0)
+    with open(path, encoding="utf-8") as log:
+        for line in log:
+            test = json.loads(line)
+            counts = count_program(test["result"], test.get("stdout") or "")
+            total = tuple(a + b for a, b in zip(total, counts))
+    return total
+
+
+def count_junit(path: str) -> tuple[int, int, int]:
+    passed = failed = skipped = 0
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            failed += 1
+        elif "skipped" in kinds:
+            skipped += 1
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+def main() -> None:
+    path = sys.argv[1]
+    print(*(count_junit(path) if path.endswith(".xml") else count_meson(path)))
+
+
+if __name__ == "__main__":
+    main()
