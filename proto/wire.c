@@ -22,7 +22,7 @@ enum {
 
 void wire_in_init(struct wire_in *in)
 {
-    *in = (struct wire_in){.fds = {-1, -1, -1, -1}};
+    *in = (struct wire_in){0};
 }
 
 void wire_in_deinit(struct wire_in *in)
@@ -89,7 +89,7 @@ static int keep_fds(struct wire_in *in, struct msghdr *message)
         for (size_t i = 0; i < n; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (in->n_fds < WIRE_FDS_MAX) {
+            if (in->n_fds < WIRE_FDS_HELD) {
                 in->fds[in->n_fds++] = fd;
             } else {
                 close(fd);
@@ -120,7 +120,9 @@ int wire_in_read(struct wire_in *in, int fd)
         return errno == EAGAIN || errno == EINTR ? 0 : -errno;
     in->end += (size_t)n;
     in->is_eof = n == 0;
-    return message.msg_controllen ? keep_fds(in, &message) : 0;
+    /* Without room for any descriptor the kernel sets the flag and returns no control data. */
+    bool has_control = message.msg_controllen > 0 || (message.msg_flags & MSG_CTRUNC);
+    return has_control ? keep_fds(in, &message) : 0;
 }
 
 int wire_in_feed(struct wire_in *in, const void *data, size_t bytes)

@@ -11,7 +11,7 @@
  * declares or fewer, and bytes that do not unpack are -EPROTO: the connection must be closed.
  *
  * Invariant: nothing that a peer sends makes wire_in hold more than WIRE_FRAME_MAX bytes of
- * input, WIRE_FDS_MAX descriptors and a budget of unpacked memory proportional to the frame.
+ * input, WIRE_FDS_HELD descriptors and a budget of unpacked memory proportional to the frame.
  */
 #ifndef GRADD_WIRE_H
 #define GRADD_WIRE_H
@@ -25,7 +25,9 @@
 enum {
     WIRE_HEADER_BYTES = 8,
     WIRE_FRAME_MAX = 1 << 20, /* bytes of one envelope */
-    WIRE_FDS_MAX = 4,         /* fds of one frame, and fds held for frames to come */
+    WIRE_FDS_MAX = 4,         /* fds of one frame */
+    /* fds held for frames to come: one read may end a frame and bring the fds of the next. */
+    WIRE_FDS_HELD = 2 * WIRE_FDS_MAX,
     WIRE_PROTOCOL_MIN = 1,
     WIRE_PROTOCOL_MAX = 1,
 };
@@ -34,7 +36,7 @@ enum {
 struct wire_in {
     uint8_t *data; /* [begin, end) is unread; capacity grows up to header + WIRE_FRAME_MAX */
     size_t begin, end, capacity;
-    int fds[WIRE_FDS_MAX]; /* received, not yet claimed by a frame */
+    int fds[WIRE_FDS_HELD]; /* received, not yet claimed by a frame: the first n_fds */
     unsigned n_fds;
     void *arena; /* memory of the envelope last returned, reused for the next */
     size_t arena_bytes;

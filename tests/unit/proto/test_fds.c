@@ -140,7 +140,9 @@ START_TEST(fds_hoarded_over_several_messages_are_refused)
     send_raw(pair.sock[0], header, 4, fds, 3);
     struct wire_frame frame;
     ck_assert_int_eq(receive(&pair, &frame), 0);
-    send_raw(pair.sock[0], header + 4, 4, fds, 3);
+    send_raw(pair.sock[0], header + 4, 2, fds, 3);
+    ck_assert_int_eq(receive(&pair, &frame), 0);
+    send_raw(pair.sock[0], header + 6, 2, fds, 3);
     ck_assert_int_eq(wire_in_read(&pair.in, pair.sock[1]), -EPROTO);
     ck_assert_str_eq(pair.in.error, "more descriptors than a frame may carry");
     close(fd);
@@ -171,6 +173,30 @@ START_TEST(an_fd_without_room_is_truncated_control_data)
     while (n_filler > 0)
         close(filler[--n_filler]);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+    close(fd);
+    free(bytes);
+    wire_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(a_read_may_end_one_frame_and_bring_the_fds_of_the_next)
+{
+    struct wire_pair pair;
+    wire_pair_open(&pair);
+    struct error_envelope storage;
+    size_t n;
+    uint8_t *bytes = pack_frame(error_envelope(&storage, 1, (char *)"x"), 4, &n);
+    int fd = make_fd(), fds[4] = {fd, fd, fd, fd};
+    struct wire_frame frame;
+    send_raw(pair.sock[0], bytes, 5, fds, 4);
+    ck_assert_int_eq(receive(&pair, &frame), 0);
+    send_raw(pair.sock[0], bytes + 5, n - 5, NULL, 0);
+    send_raw(pair.sock[0], bytes, n, fds, 4);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(receive(&pair, &frame), 1);
+        ck_assert_uint_eq(frame.n_fds, 4);
+        wire_frame_close_fds(&frame);
+    }
     close(fd);
     free(bytes);
     wire_pair_close(&pair);
@@ -242,6 +268,7 @@ int main(void)
         more_fds_than_the_buffer_takes_are_truncated_control_data,
         fds_hoarded_over_several_messages_are_refused,
         an_fd_without_room_is_truncated_control_data,
+        a_read_may_end_one_frame_and_bring_the_fds_of_the_next,
         fds_of_an_unfinished_frame_are_closed_with_the_reader,
         fds_of_unsent_frames_are_closed_with_the_writer,
         a_failed_push_queues_nothing,

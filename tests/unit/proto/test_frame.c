@@ -100,10 +100,10 @@ START_TEST(submit_batch_has_its_golden_bytes)
     envelope.body_case = PB__ENVELOPE__BODY_SUBMIT_BATCH;
     envelope.submit_batch = &batch;
     const uint8_t golden[] = {
-        0x2b, 0,    0,    0,    0,    0,    0,    0,          /* 43 bytes, no fds */
-        0xc2, 0x01, 0x28,                                     /* field 24, 40 bytes: SubmitBatch */
+        0x28, 0,    0,    0,    0,    0,    0,    0,          /* 40 bytes, no fds */
+        0xc2, 0x01, 0x25,                                     /* field 24, 37 bytes: SubmitBatch */
         0x08, 5,                                              /* epoch */
-        0x12, 0x24,                                           /* submits[0], 36 bytes */
+        0x12, 0x21,                                           /* submits[0], 33 bytes */
         0x08, 9,                                              /* id */
         0x12, 1,    'w',                                      /* name */
         0x20, 7,    0x28, 4,                                  /* dtype, redop */
