@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loop of the vectorised variants: one pass over memory. A step of some 256 bytes of all the
+ * inputs is read and combined in registers before its result is written to any output, so outputs
+ * may equal inputs, and nothing is read or written twice.
+ *
+ * Included by a unit that has defined the vectors (vector.h)
+ * and wants one function, kernel_run().
+ *
+ * Integer averages and scaled integers are left to the scalar reference: they are rare, and their
+ * 64-bit division and saturation would gain little.
+ */
+#ifndef GRADD_REDUCE_KERNEL_H
+#define GRADD_REDUCE_KERNEL_H
+
+#include "reduce.h"
+#include "vector.h"
+
+/* The most accumulators a step uses: constant loops over them are unrolled into registers. */
+#define MAX_STEP   8
+#define STEP_BYTES 256
+/* How far ahead the half type loops prefetch: their many instructions a line keep the CPU from
+ * running far enough ahead by itself. Wider types lose nothing without. */
+#define PREFETCH_BYTES 2048
+#define LINE_BYTES     64
+
+/* What is constant in a loop. n_in and n_out 0: any number, taken from the reduction. */
+struct shape {
+    enum gradd_dtype dtype;
+    enum gradd_redop op;
+    unsigned n_in, n_out;
+    bool is_plain; /* neither factors nor zero operands */
+};
+
+/* How the sum becomes the average: dividing by a power of two equals multiplying by its inverse,
+ * which is exact, and much faster. */
+struct average {
+    double divisor;
+    double inverse; /* 0: divide */
+};
+
+INLINE struct average average_by(uint32_t divisor)
+{
+    const bool is_power_of_two = divisor != 0 && (divisor & (divisor - 1)) == 0;
+
+    return (struct average){divisor, is_power_of_two ? 1.0 / divisor : 0};
+}
+
+INLINE vec average(struct shape s, struct average by, vec sum)
+{
+    if (by.inverse != 0)
+        return vec_multiply(s.dtype, sum, by.inverse);
+    return vec_divide(s.dtype, sum, by.divisor);
+}
+
+/* One input's part of a step, from byte `at` on, combined into acc (i > 0) or starting it. */
+INLINE void add_input(struct shape s, const struct reduction *r, const char *in, unsigned i,
+                      size_t n_vectors, vec *acc)
+{
+    const size_t stride = vec_memory_bytes(s.dtype);
+
+    if (is_half(s.dtype) && n_vectors > 1) {
+        for (size_t line = 0; line < n_vectors * stride; line += LINE_BYTES)
+            __builtin_prefetch(in + PREFETCH_BYTES + line);
+    }
+#pragma GCC unroll 8
+    for (size_t v = 0; v < n_vectors; v++) {
+        vec x = vec_load(s.dtype, in + v * stride);
+
+        /* Multiplying by 1 changes nothing, so that one loop serves with and without factors. */
+        if (!s.is_plain && is_float(s.dtype))
+            x = vec_multiply(s.dtype, x, r->prescale);
+        acc[v] = i == 0 ? x : vec_combine(s.dtype, s.op, acc[v], x);
+    }
+}
+
+INLINE void finish(struct shape s, const struct reduction *r, struct average by, size_t n_vectors,
+                   vec *acc)
+{
+#pragma GCC unroll 8
+    for (size_t v = 0; v < n_vectors; v++) {
+        /* The second zero operand changes nothing any more, whatever the operator. */
+        if (!s.is_plain && r->n_zero > 0)
+            acc[v] = vec_combine(s.dtype, s.op, acc[v], (vec){0});
+        if (s.op == GRADD_AVG && is_float(s.dtype))
+            acc[v] = average(s, by, acc[v]);
+        if (!s.is_plain && is_float(s.dtype))
+            acc[v] = vec_multiply(s.dtype, acc[v], r->postscale);
+    }
+}
+
+INLINE void store_outputs(struct shape s, unsigned n_out, void *const *out, size_t at,
+                          size_t n_vectors, const vec *acc)
+{
+    const size_t stride = vec_memory_bytes(s.dtype);
+    vec_half halves[MAX_STEP];
+
+    if (is_half(s.dtype)) {
+#pragma GCC unroll 8
+        for (size_t v = 0; v < n_vectors; v++)
+            halves[v] = vec_narrow(s.dtype, acc[v]);
+    }
+    for (unsigned o = 0; o < n_out; o++) {
+        char *p = (char *)out[o] + at;
+
+#pragma GCC unroll 8
+        for (size_t v = 0; v < n_vectors; v++) {
+            if (is_half(s.dtype))
+                memcpy(p + v * stride, &halves[v], sizeof(halves[v]));
+            else
+                memcpy(p + v * stride, &acc[v], sizeof(acc[v]));
+        }
+    }
+}
+
+INLINE void step(struct shape s, const struct reduction *r, const void *const *in, void *const *out,
+                 struct average by, size_t at, size_t n_vectors)
+{
+    const unsigned n_in = s.n_in != 0 ? s.n_in : r->n_in;
+    const unsigned n_out = s.n_out != 0 ? s.n_out : r->n_out;
+    vec acc[MAX_STEP];
+
+    add_input(s, r, (const char *)in[0] + at, 0, n_vectors, acc);
+    for (unsigned i = 1; i < n_in; i++)
+        add_input(s, r, (const char *)in[i] + at, i, n_vectors, acc);
+    finish(s, r, by, n_vectors, acc);
+    store_outputs(s, n_out, out, at, n_vectors, acc);
+}
+
+INLINE size_t step_vectors(enum gradd_dtype dtype)
+{
+    const size_t n = STEP_BYTES / vec_memory_bytes(dtype);
+
+    return n < MAX_STEP ? n : MAX_STEP;
+}
+
+INLINE void loop(struct shape s, const struct reduction *r, const void *const *in, void *const *out,
+                 size_t begin, size_t end)
+{
+    const size_t vector_bytes = vec_memory_bytes(s.dtype);
+    const size_t step_bytes = step_vectors(s.dtype) * vector_bytes;
+    const size_t end_bytes = end * element_size(s.dtype);
+    const struct average by = average_by(r->divisor);
+    size_t at = begin * element_size(s.dtype);
+
+    for (; end_bytes - at >= step_bytes; at += step_bytes)
+        step(s, r, in, out, by, at, step_vectors(s.dtype));
+    for (; end_bytes - at >= vector_bytes; at += vector_bytes)
+        step(s, r, in, out, by, at, 1);
+    if (at < end_bytes)
+        reduce_run_scalar(r, at / element_size(s.dtype), end);
+}
+
+/* The usual numbers of local ranks, in place: the pointers stay in registers. */
+INLINE void loop_in_place(struct shape s, const struct reduction *r, size_t begin, size_t end)
+{
+    const void *in[4];
+    void *out[4];
+
+    for (unsigned i = 0; i < s.n_in; i++) {
+        in[i] = r->in[i];
+        out[i] = r->out[i];
+    }
+    loop(s, r, in, out, begin, end);
+}
+
+INLINE void run_typed(enum gradd_dtype dtype, enum gradd_redop op, const struct reduction *r,
+                      size_t begin, size_t end)
+{
+    const bool has_factors = r->prescale != 1 || r->postscale != 1;
+    const bool is_plain = !has_factors && r->n_zero == 0;
+
+    if (!is_float(dtype) && (has_factors || op == GRADD_AVG))
+        reduce_run_scalar(r, begin, end);
+    else if (is_plain && r->n_in == 2 && r->n_out == 2)
+        loop_in_place((struct shape){dtype, op, 2, 2, true}, r, begin, end);
+    else if (is_plain && r->n_in == 4 && r->n_out == 4)
+        loop_in_place((struct shape){dtype, op, 4, 4, true}, r, begin, end);
+    else
+        loop((struct shape){dtype, op, 0, 0, false}, r, r->in, r->out, begin, end);
+}
+
+INLINE void run_op(enum gradd_dtype dtype, const struct reduction *r, size_t begin, size_t end)
+{
+    switch (r->redop) {
+    case GRADD_SUM:
+        return run_typed(dtype, GRADD_SUM, r, begin, end);
+    case GRADD_PROD:
+        return run_typed(dtype, GRADD_PROD, r, begin, end);
+    case GRADD_MAX:
+        return run_typed(dtype, GRADD_MAX, r, begin, end);
+    case GRADD_MIN:
+        return run_typed(dtype, GRADD_MIN, r, begin, end);
+    case GRADD_AVG:
+        return run_typed(dtype, GRADD_AVG, r, begin, end);
+    }
+}
+
+/* kernel_run_<name>(): all operators of one type, one function so that each is optimised alone. */
+#define DEFINE_KERNEL(name, dtype)                                                                 \
+    static __attribute__((noinline)) void kernel_run_##name(const struct reduction *r,             \
+                                                            size_t begin, size_t end)              \
+    {                                                                                              \
+        run_op(dtype, r, begin, end);                                                              \
+    }
+
+DEFINE_KERNEL(i8, GRADD_I8)
+DEFINE_KERNEL(u8, GRADD_U8)
+DEFINE_KERNEL(i32, GRADD_I32)
+DEFINE_KERNEL(i64, GRADD_I64)
+DEFINE_KERNEL(f16, GRADD_F16)
+DEFINE_KERNEL(f32, GRADD_F32)
+DEFINE_KERNEL(f64, GRADD_F64)
+DEFINE_KERNEL(bf16, GRADD_BF16)
+
+INLINE void kernel_run(const struct reduction *r, size_t begin, size_t end)
+{
+    switch (r->dtype) {
+    case GRADD_I8:
+        return kernel_run_i8(r, begin, end);
+    case GRADD_U8:
+        return kernel_run_u8(r, begin, end);
+    case GRADD_I32:
+        return kernel_run_i32(r, begin, end);
+    case GRADD_I64:
+        return kernel_run_i64(r, begin, end);
+    case GRADD_F16:
+        return kernel_run_f16(r, begin, end);
+    case GRADD_F32:
+        return kernel_run_f32(r, begin, end);
+    case GRADD_F64:
+        return kernel_run_f64(r, begin, end);
+    case GRADD_BF16:
+        return kernel_run_bf16(r, begin, end);
+    }
+}
+
+#endif

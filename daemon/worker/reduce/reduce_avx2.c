@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reduction for CPUs with AVX2 and F16C: 32-byte vectors. */
+#include "variant.h"
+
+#include <immintrin.h>
+
+#define VECTOR_BYTES 32
+#include "kernel.h"
+
+INLINE vec widen_f16(vec_half h)
+{
+    return (vec)_mm256_cvtph_ps((__m128i)h);
+}
+
+INLINE vec_half narrow_f16(vec v)
+{
+    return (vec_half)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+void reduce_run_avx2(const struct reduction *r, size_t begin, size_t end)
+{
+    kernel_run(r, begin, end);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reduction for CPUs with AVX-512 F, BW, DQ and VL: 64-byte vectors. */
+#include "variant.h"
+
+#include <immintrin.h>
+
+#define VECTOR_BYTES 64
+#include "kernel.h"
+
+INLINE vec widen_f16(vec_half h)
+{
+    return (vec)_mm512_cvtph_ps((__m256i)h);
+}
+
+INLINE vec_half narrow_f16(vec v)
+{
+    return (vec_half)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+void reduce_run_avx512(const struct reduction *r, size_t begin, size_t end)
+{
+    kernel_run(r, begin, end);
+}
