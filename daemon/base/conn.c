@@ -22,6 +22,7 @@ struct conn {
     const struct conn_ops *ops;
     void *owner;
     bool is_reading; /* inside on_readable(): flushing waits for the end of the batch */
+    bool is_manual;  /* the owner flushes */
     bool is_closing;
     char reason[160];
 };
@@ -110,6 +111,11 @@ void conn_flush(struct conn *conn)
     watch_set(conn->watch, WATCH_READ | (rc > 0 ? WATCH_WRITE : 0));
 }
 
+void conn_set_manual_flush(struct conn *conn)
+{
+    conn->is_manual = true;
+}
+
 static int push(struct conn *conn, const Pb__Envelope *envelope, const int *fds, unsigned n_fds)
 {
     if (conn->is_closing)
@@ -120,7 +126,7 @@ static int push(struct conn *conn, const Pb__Envelope *envelope, const int *fds,
         conn_close(conn, "does not read what is sent to it");
     } else if (rc < 0) {
         conn_close(conn, strerror(-rc));
-    } else if (was_empty && !conn->is_reading) {
+    } else if (was_empty && !conn->is_reading && !conn->is_manual) {
         watch_arm(conn->soon, 0);
     }
     return rc;

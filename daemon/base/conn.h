@@ -47,6 +47,9 @@ int conn_push_fd(struct conn *conn, const Pb__Envelope *envelope, int fd);
 /* Send what is queued now, as far as the socket takes it. */
 void conn_flush(struct conn *conn);
 
+/* The owner promises to conn_flush() after pushing: nothing is sent before. Saves loop turns. */
+void conn_set_manual_flush(struct conn *conn);
+
 /* Reply with Error {code, text}. */
 void conn_push_error(struct conn *conn, unsigned code, const char *text);
 

@@ -38,7 +38,7 @@ struct entry {
 };
 TAILQ_HEAD(entry_list, entry);
 
-/* What ops and groups are found by. Zeroed before use, since uthash compares all bytes. */
+/* What ops and groups are found by: uthash compares the set and the name's own bytes. */
 struct key {
     uint32_t set;
     char name[PLAN_NAME_MAX + 1];
@@ -306,6 +306,12 @@ static void fail_entry(struct plan *plan, struct entry *entry, int status, const
     va_end(args);
     set_failed(entry, status, entry->text);
     leave_waiting(plan, entry);
+    for (uint32_t i = 0; plan->n_joined > 0 && i < entry->set->n_ranks; i++) {
+        if (!entry->accounted[i] && plan->ranks[entry->set->ranks[i]].is_joined) {
+            entry->accounted[i] = true; /* out of data: it will not submit this op */
+            entry->n_accounted++;
+        }
+    }
     decide(plan, entry);
     if (entry->op.signature.group_size)
         fail_group(plan, entry);

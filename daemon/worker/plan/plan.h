@@ -89,7 +89,7 @@ void plan_op_done(struct plan *plan, struct plan_op *op);
  */
 void plan_rank_left(struct plan *plan, uint32_t rank, int status, const char *text);
 
-/* Every op not yet handed out fails, and so does every later submission. */
+/* Every op that still waits for a rank fails, and so does every later submission. */
 void plan_fail_all(struct plan *plan, int status, const char *text);
 
 /*

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/buffer/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+enum region_state {
+    REGION_OPENING, /* the chores thread maps it; not to be used yet */
+    REGION_READY,   /* mapped; ops may pin it */
+    REGION_CLOSED,  /* out of the table; unmapped when nothing pins it */
+};
+
+struct region {
+    struct chore chore; /* first: the chore is the region */
+    enum region_state state;
+    uint32_t id;
+    uint32_t n_pins;
+    uint64_t bytes;
+    uint8_t *base;
+    int fd;                     /* while opening */
+    int error;                  /* errno of mapping */
+    struct region_table *table; /* not once closed */
+    struct region_quota *quota;
+    struct chores *chores;
+    region_opened_fn *opened;
+    void *data;
+    UT_hash_handle hh;
+};
+
+void region_table_init(struct region_table *table, struct chores *chores,
+                       struct region_quota *quota)
+{
+    *table = (struct region_table){.chores = chores, .quota = quota};
+}
+
+/* ------------------------------------------------------------------ unmapping */
+
+static void run_unmap(struct chore *chore)
+{
+    struct region *region = (struct region *)chore;
+    if (region->base)
+        munmap(region->base, region->bytes);
+}
+
+static void on_unmapped(struct chore *chore)
+{
+    struct region *region = (struct region *)chore;
+    region->quota->used_bytes -= region->bytes;
+    free(region);
+}
+
+static void unmap_if_unused(struct region *region)
+{
+    if (region->state != REGION_CLOSED || region->n_pins > 0)
+        return;
+    region->chore = (struct chore){.run = run_unmap, .done = on_unmapped};
+    chores_add(region->chores, &region->chore);
+}
+
+static void close_region(struct region_table *table, struct region *region)
+{
+    bool is_opening = region->state == REGION_OPENING;
+    HASH_DEL(table->by_id, region);
+    table->bytes -= region->bytes;
+    region->state = REGION_CLOSED;
+    region->table = NULL;
+    region->opened = NULL;
+    if (!is_opening) /* else on_mapped() goes on from here */
+        unmap_if_unused(region);
+}
+
+bool region_close(struct region_table *table, uint32_t id)
+{
+    struct region *region;
+    HASH_FIND(hh, table->by_id, &id, sizeof id, region);
+    if (region)
+        close_region(table, region);
+    return region;
+}
+
+void region_table_deinit(struct region_table *table)
+{
+    struct region *region, *next;
+    HASH_ITER(hh, table->by_id, region, next)
+    close_region(table, region);
+}
+
+/* ------------------------------------------------------------------ opening */
+
+/* Map and touch every page now, so that no op pays for page faults and a shortage shows here. */
+static void run_map(struct chore *chore)
+{
+    struct region *region = (struct region *)chore;
+    void *base = mmap(NULL, region->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 0);
+    region->error = base == MAP_FAILED ? errno : 0;
+    close(region->fd);
+    region->fd = -1;
+    if (base == MAP_FAILED)
+        return;
+    region->base = base;
+    /* EINVAL: a kernel without it; the pages come at first use. */
+    if (madvise(base, region->bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
+        region->error = errno;
+}
+
+static void on_mapped(struct chore *chore)
+{
+    struct region *region = (struct region *)chore;
+    if (region->state == REGION_CLOSED) {
+        unmap_if_unused(region);
+        return;
+    }
+    region_opened_fn *opened = region->opened;
+    void *data = region->data;
+    uint32_t id = region->id;
+    region->state = REGION_READY;
+    if (!region->error) {
+        opened(data, id, GRADD_OK, "");
+        return;
+    }
+    char text[200];
+    snprintf(text, sizeof text, "region %u: %llu bytes could not be mapped: %s", id,
+             (unsigned long long)region->bytes, strerror(region->error));
+    opened(data, id, GRADD_ERR_NO_MEMORY, text);
+    close_region(region->table, region);
+}
+
+/* Seals and size, which the kernel then guarantees: without F_SEAL_SHRINK the trainer could
+ * truncate the file and kill the worker with SIGBUS. Files without seals are refused by the same
+ * test. NULL: fine. */
+static const char *check_fd(int fd, uint64_t bytes, char *text, size_t text_bytes)
+{
+    struct stat status;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return "the descriptor is not a memfd";
+    if (!(seals & F_SEAL_SHRINK))
+        return "the memfd is not sealed against shrinking (F_SEAL_SHRINK)";
+    if (fstat(fd, &status) < 0)
+        return strerror(errno);
+    if (bytes == 0 || (uint64_t)status.st_size < bytes) {
+        snprintf(text, text_bytes, "the memfd has %lld bytes, the message says %llu",
+                 (long long)status.st_size, (unsigned long long)bytes);
+        return text;
+    }
+    return NULL;
+}
+
+void region_open(struct region_table *table, uint32_t id, int take_fd, uint64_t bytes,
+                 region_opened_fn *opened, void *data)
+{
+    char text[240], why[160];
+    struct region_quota *quota = table->quota;
+    struct region *region;
+    int status = GRADD_ERR_INVALID;
+    HASH_FIND(hh, table->by_id, &id, sizeof id, region);
+    const char *wrong = id == 0  ? "0 is no region id"
+                        : region ? "the id is in use"
+                                 : check_fd(take_fd, bytes, why, sizeof why);
+    if (!wrong && (bytes > quota->limit_bytes || quota->used_bytes > quota->limit_bytes - bytes)) {
+        status = GRADD_ERR_NO_MEMORY;
+        snprintf(why, sizeof why,
+                 "%llu bytes more than the %llu in use would exceed job_memory_bytes (%llu)",
+                 (unsigned long long)bytes, (unsigned long long)quota->used_bytes,
+                 (unsigned long long)quota->limit_bytes);
+        wrong = why;
+    }
+    region = wrong ? NULL : calloc(1, sizeof *region);
+    if (!wrong && !region) {
+        status = GRADD_ERR_NO_MEMORY;
+        wrong = strerror(ENOMEM);
+    }
+    if (wrong) {
+        close(take_fd);
+        snprintf(text, sizeof text, "region %u: %s", id, wrong);
+        opened(data, id, status, text);
+        return;
+    }
+    *region = (struct region){
+        .chore = {.run = run_map, .done = on_mapped},
+        .id = id,
+        .bytes = bytes,
+        .fd = take_fd,
+        .table = table,
+        .quota = quota,
+        .chores = table->chores,
+        .opened = opened,
+        .data = data,
+    };
+    quota->used_bytes += bytes;
+    table->bytes += bytes;
+    HASH_ADD(hh, table->by_id, id, sizeof region->id, region);
+    chores_add(table->chores, &region->chore);
+}
+
+/* ------------------------------------------------------------------ use */
+
+uint8_t *region_pin(struct region_table *table, uint32_t id, uint64_t offset, uint64_t bytes,
+                    struct region **out_region, const char **out_text)
+{
+    struct region *region;
+    uint64_t end;
+    HASH_FIND(hh, table->by_id, &id, sizeof id, region);
+    if (!region || region->state != REGION_READY || region->error) {
+        *out_text = "names a region that is not registered";
+        return NULL;
+    }
+    if (__builtin_add_overflow(offset, bytes, &end) || end > region->bytes) {
+        *out_text = "reaches beyond the end of its region";
+        return NULL;
+    }
+    region->n_pins++;
+    *out_region = region;
+    return region->base + offset;
+}
+
+void region_unpin(struct region *region)
+{
+    if (!region)
+        return;
+    region->n_pins--;
+    unmap_if_unused(region);
+}
