@@ -16,9 +16,9 @@
 #include "reduce.h"
 #include "vector.h"
 
-/* The most accumulators a step uses: constant loops over them are unrolled into registers. */
-#define MAX_STEP   8
-#define STEP_BYTES 256
+/* The accumulators of a step stay in registers: constant loops over them are unrolled. */
+#define MAX_ACCUMULATORS 8
+#define STEP_BYTES       256
 /* How far ahead the half type loops prefetch: their many instructions a line keep the CPU from
  * running far enough ahead by itself. Wider types lose nothing without. */
 #define PREFETCH_BYTES 2048
@@ -46,106 +46,89 @@ INLINE struct average average_by(uint32_t divisor)
     return (struct average){divisor, is_power_of_two ? 1.0 / divisor : 0};
 }
 
-INLINE vec average(struct shape s, struct average by, vec sum)
+INLINE struct block average(struct shape s, struct average by, struct block sum)
 {
     if (by.inverse != 0)
-        return vec_multiply(s.dtype, sum, by.inverse);
-    return vec_divide(s.dtype, sum, by.divisor);
+        return block_multiply(s.dtype, sum, by.inverse);
+    return block_divide(s.dtype, sum, by.divisor);
 }
 
 /* One input's part of a step, from byte `at` on, combined into acc (i > 0) or starting it. */
 INLINE void add_input(struct shape s, const struct reduction *r, const char *in, unsigned i,
-                      size_t n_vectors, vec *acc)
+                      size_t n_blocks, struct block *acc)
 {
-    const size_t stride = vec_memory_bytes(s.dtype);
-
-    if (is_half(s.dtype) && n_vectors > 1) {
-        for (size_t line = 0; line < n_vectors * stride; line += LINE_BYTES)
+    if (is_half(s.dtype) && n_blocks > 1) {
+        for (size_t line = 0; line < n_blocks * VECTOR_BYTES; line += LINE_BYTES)
             __builtin_prefetch(in + PREFETCH_BYTES + line);
     }
 #pragma GCC unroll 8
-    for (size_t v = 0; v < n_vectors; v++) {
-        vec x = vec_load(s.dtype, in + v * stride);
+    for (size_t b = 0; b < n_blocks; b++) {
+        struct block x = block_load(s.dtype, in + b * VECTOR_BYTES);
 
         /* Multiplying by 1 changes nothing, so that one loop serves with and without factors. */
         if (!s.is_plain && is_float(s.dtype))
-            x = vec_multiply(s.dtype, x, r->prescale);
-        acc[v] = i == 0 ? x : vec_combine(s.dtype, s.op, acc[v], x);
+            x = block_multiply(s.dtype, x, r->prescale);
+        acc[b] = i == 0 ? x : block_combine(s.dtype, s.op, acc[b], x);
     }
 }
 
-INLINE void finish(struct shape s, const struct reduction *r, struct average by, size_t n_vectors,
-                   vec *acc)
+INLINE void finish(struct shape s, const struct reduction *r, struct average by, size_t n_blocks,
+                   struct block *acc)
 {
+    const struct block zeros = {0};
+
 #pragma GCC unroll 8
-    for (size_t v = 0; v < n_vectors; v++) {
+    for (size_t b = 0; b < n_blocks; b++) {
         /* The second zero operand changes nothing any more, whatever the operator. */
         if (!s.is_plain && r->n_zero > 0)
-            acc[v] = vec_combine(s.dtype, s.op, acc[v], (vec){0});
+            acc[b] = block_combine(s.dtype, s.op, acc[b], zeros);
         if (s.op == GRADD_AVG && is_float(s.dtype))
-            acc[v] = average(s, by, acc[v]);
+            acc[b] = average(s, by, acc[b]);
         if (!s.is_plain && is_float(s.dtype))
-            acc[v] = vec_multiply(s.dtype, acc[v], r->postscale);
-    }
-}
-
-INLINE void store_outputs(struct shape s, unsigned n_out, void *const *out, size_t at,
-                          size_t n_vectors, const vec *acc)
-{
-    const size_t stride = vec_memory_bytes(s.dtype);
-    vec_half halves[MAX_STEP];
-
-    if (is_half(s.dtype)) {
-#pragma GCC unroll 8
-        for (size_t v = 0; v < n_vectors; v++)
-            halves[v] = vec_narrow(s.dtype, acc[v]);
-    }
-    for (unsigned o = 0; o < n_out; o++) {
-        char *p = (char *)out[o] + at;
-
-#pragma GCC unroll 8
-        for (size_t v = 0; v < n_vectors; v++) {
-            if (is_half(s.dtype))
-                memcpy(p + v * stride, &halves[v], sizeof(halves[v]));
-            else
-                memcpy(p + v * stride, &acc[v], sizeof(acc[v]));
-        }
+            acc[b] = block_multiply(s.dtype, acc[b], r->postscale);
+        acc[b] = block_narrow(s.dtype, acc[b]);
     }
 }
 
 INLINE void step(struct shape s, const struct reduction *r, const void *const *in, void *const *out,
-                 struct average by, size_t at, size_t n_vectors)
+                 struct average by, size_t at, size_t n_blocks)
 {
     const unsigned n_in = s.n_in != 0 ? s.n_in : r->n_in;
     const unsigned n_out = s.n_out != 0 ? s.n_out : r->n_out;
-    vec acc[MAX_STEP];
+    struct block acc[MAX_ACCUMULATORS];
 
-    add_input(s, r, (const char *)in[0] + at, 0, n_vectors, acc);
+    add_input(s, r, (const char *)in[0] + at, 0, n_blocks, acc);
     for (unsigned i = 1; i < n_in; i++)
-        add_input(s, r, (const char *)in[i] + at, i, n_vectors, acc);
-    finish(s, r, by, n_vectors, acc);
-    store_outputs(s, n_out, out, at, n_vectors, acc);
+        add_input(s, r, (const char *)in[i] + at, i, n_blocks, acc);
+    finish(s, r, by, n_blocks, acc);
+    for (unsigned o = 0; o < n_out; o++) {
+        char *p = (char *)out[o] + at;
+
+#pragma GCC unroll 8
+        for (size_t b = 0; b < n_blocks; b++)
+            block_store(s.dtype, p + b * VECTOR_BYTES, acc[b]);
+    }
 }
 
-INLINE size_t step_vectors(enum gradd_dtype dtype)
+INLINE size_t step_blocks(enum gradd_dtype dtype)
 {
-    const size_t n = STEP_BYTES / vec_memory_bytes(dtype);
+    const size_t n = STEP_BYTES / VECTOR_BYTES;
+    const size_t most = is_half(dtype) ? MAX_ACCUMULATORS / 2 : MAX_ACCUMULATORS;
 
-    return n < MAX_STEP ? n : MAX_STEP;
+    return n < most ? n : most;
 }
 
 INLINE void loop(struct shape s, const struct reduction *r, const void *const *in, void *const *out,
                  size_t begin, size_t end)
 {
-    const size_t vector_bytes = vec_memory_bytes(s.dtype);
-    const size_t step_bytes = step_vectors(s.dtype) * vector_bytes;
+    const size_t step_bytes = step_blocks(s.dtype) * VECTOR_BYTES;
     const size_t end_bytes = end * element_size(s.dtype);
     const struct average by = average_by(r->divisor);
     size_t at = begin * element_size(s.dtype);
 
     for (; end_bytes - at >= step_bytes; at += step_bytes)
-        step(s, r, in, out, by, at, step_vectors(s.dtype));
-    for (; end_bytes - at >= vector_bytes; at += vector_bytes)
+        step(s, r, in, out, by, at, step_blocks(s.dtype));
+    for (; end_bytes - at >= VECTOR_BYTES; at += VECTOR_BYTES)
         step(s, r, in, out, by, at, 1);
     if (at < end_bytes)
         reduce_run_scalar(r, at / element_size(s.dtype), end);

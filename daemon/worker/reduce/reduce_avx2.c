@@ -17,6 +17,14 @@ INLINE vec_half narrow_f16(vec v)
     return (vec_half)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+INLINE vec canonical_nans(vec v)
+{
+    const __m256 x = (__m256)v;
+    const __m256 nan = (__m256)_mm256_set1_epi32(0x7fc00000);
+
+    return (vec)_mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
 void reduce_run_avx2(const struct reduction *r, size_t begin, size_t end)
 {
     kernel_run(r, begin, end);

@@ -17,6 +17,14 @@ INLINE vec_half narrow_f16(vec v)
     return (vec_half)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+INLINE vec canonical_nans(vec v)
+{
+    const __m512 x = (__m512)v;
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+
+    return (vec)_mm512_mask_mov_epi32((__m512i)v, is_nan, _mm512_set1_epi32(0x7fc00000));
+}
+
 void reduce_run_avx512(const struct reduction *r, size_t begin, size_t end)
 {
     kernel_run(r, begin, end);

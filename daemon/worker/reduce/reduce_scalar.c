@@ -59,7 +59,7 @@ static uint16_t bf16_of_float(float f)
     const uint32_t bits = bits_of_float(f);
 
     if (isnan(f))
-        return (uint16_t)(bits >> 16 | 0x40); /* a NaN whose payload is below bit 16 stays one */
+        return 0x7fc0;
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 

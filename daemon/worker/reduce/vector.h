@@ -3,7 +3,8 @@
  * Vector operations by element type, for vectors of VECTOR_BYTES: the arithmetic of
  * reduce_scalar.c, lane by lane and in the same order, hence the same bits.
  *
- * The unit that includes this file defines VECTOR_BYTES and gives widen_f16() and narrow_f16().
+ * The unit that includes this file defines VECTOR_BYTES,
+ * and gives widen_f16(), narrow_f16() and canonical_nans().
  * dtype and op are constants wherever these functions are called; all of them are inlined into
  * their caller, since none may be shared with a unit of other instruction set flags.
  */
@@ -19,13 +20,20 @@
 #define INLINE          static inline __attribute__((always_inline))
 #define VECTOR_OF(type) type __attribute__((vector_size(VECTOR_BYTES)))
 
-/* The accumulator of any type: full types fill it, half types are widened to float32 in it. */
+/* A vector of any type, and one accumulator: lanes of the type, half types widened to float32. */
 typedef VECTOR_OF(uint8_t) vec;
-/* What one accumulator of a half type looks like in memory. */
+/* Half a vector: float16 as they are converted. */
 typedef uint16_t vec_half __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+/* VECTOR_BYTES of memory in registers. Half types need both vectors, the others use `a` only. Which
+ * element is in which lane is the type's own affair: storing undoes what loading did. */
+struct block {
+    vec a, b;
+};
 
 INLINE vec widen_f16(vec_half h);
 INLINE vec_half narrow_f16(vec v);
+INLINE vec canonical_nans(vec v); /* float32; every NaN becomes 0x7fc00000 */
 
 INLINE vec select_lanes(vec mask, vec a, vec b)
 {
@@ -112,43 +120,84 @@ INLINE size_t element_size(enum gradd_dtype dtype)
     return 8;
 }
 
-/* Bytes of memory that fill one accumulator. */
-INLINE size_t vec_memory_bytes(enum gradd_dtype dtype)
+/* bfloat16 pairs in 32-bit lanes: the lower one in `a`, the upper one in `b`. Widening so costs one
+ * operation each and moves nothing across lanes. */
+INLINE struct block load_bf16(const char *p)
 {
-    return is_half(dtype) ? VECTOR_BYTES / 2 : VECTOR_BYTES;
+    vec_wrapping_i32 pairs;
+
+    memcpy(&pairs, p, sizeof(pairs));
+    return (struct block){(vec)(pairs << 16), (vec)(pairs & 0xffff0000)};
 }
 
-INLINE vec widen_bf16(vec_half h)
+/* The upper 16 bits of each lane are the nearest bfloat16, ties to even; the others are noise. */
+INLINE vec_wrapping_i32 round_bf16(vec v)
 {
-    return (vec)(__builtin_convertvector(h, vec_wrapping_i32) << 16);
+    const vec_wrapping_i32 bits = (vec_wrapping_i32)canonical_nans(v);
+
+    return bits + 0x7fff + (bits >> 16 & 1);
 }
 
-INLINE vec_half narrow_bf16(vec v)
+INLINE vec pack_bf16(struct block x)
 {
-    const vec_wrapping_i32 bits = (vec_wrapping_i32)v;
-    const vec_wrapping_i32 nearest_even = bits + 0x7fff + (bits >> 16 & 1);
-    const vec is_nan = (vec)((vec_f32)v != (vec_f32)v);
-    const vec rounded = select_lanes(is_nan, (vec)(bits | 0x400000), (vec)nearest_even);
-
-    return __builtin_convertvector((vec_wrapping_i32)rounded >> 16, vec_half);
+    return (vec)((round_bf16(x.a) >> 16) | (round_bf16(x.b) & 0xffff0000));
 }
 
-INLINE vec vec_load(enum gradd_dtype dtype, const char *p)
+INLINE struct block load_f16(const char *p)
 {
-    vec_half h;
-    vec v;
+    vec_half low, high;
 
-    if (is_half(dtype)) {
-        memcpy(&h, p, sizeof(h));
-        return dtype == GRADD_F16 ? widen_f16(h) : widen_bf16(h);
+    memcpy(&low, p, sizeof(low));
+    memcpy(&high, p + sizeof(low), sizeof(high));
+    return (struct block){widen_f16(low), widen_f16(high)};
+}
+
+INLINE struct block block_load(enum gradd_dtype dtype, const char *p)
+{
+    struct block x;
+
+    if (dtype == GRADD_BF16)
+        return load_bf16(p);
+    if (dtype == GRADD_F16)
+        return load_f16(p);
+    memcpy(&x.a, p, sizeof(x.a));
+    x.b = x.a;
+    return x;
+}
+
+/* What block_store() stores. The result depends on no output, so it is made once for all. */
+INLINE struct block block_narrow(enum gradd_dtype dtype, struct block x)
+{
+    vec_half low, high;
+
+    if (dtype == GRADD_BF16)
+        x.a = pack_bf16(x);
+    if (dtype == GRADD_F16) {
+        low = narrow_f16(x.a);
+        high = narrow_f16(x.b);
+        memcpy(&x.a, &low, sizeof(low));
+        memcpy(&x.b, &high, sizeof(high));
     }
-    memcpy(&v, p, sizeof(v));
-    return v;
+    return x;
 }
 
-INLINE vec_half vec_narrow(enum gradd_dtype dtype, vec v)
+INLINE void block_store(enum gradd_dtype dtype, char *p, struct block x)
 {
-    return dtype == GRADD_F16 ? narrow_f16(v) : narrow_bf16(v);
+    if (dtype == GRADD_F16) {
+        memcpy(p, &x.a, VECTOR_BYTES / 2);
+        memcpy(p + VECTOR_BYTES / 2, &x.b, VECTOR_BYTES / 2);
+        return;
+    }
+    memcpy(p, &x.a, sizeof(x.a));
+}
+
+INLINE struct block block_combine(enum gradd_dtype dtype, enum gradd_redop op, struct block x,
+                                  struct block y)
+{
+    x.a = vec_combine(dtype, op, x.a, y.a);
+    if (is_half(dtype))
+        x.b = vec_combine(dtype, op, x.b, y.b);
+    return x;
 }
 
 /* Floating point types only. */
@@ -164,6 +213,22 @@ INLINE vec vec_divide(enum gradd_dtype dtype, vec v, double divisor)
     if (dtype == GRADD_F64)
         return (vec)((vec_f64)v / divisor);
     return (vec)((vec_f32)v / (float)divisor);
+}
+
+INLINE struct block block_multiply(enum gradd_dtype dtype, struct block x, double factor)
+{
+    x.a = vec_multiply(dtype, x.a, factor);
+    if (is_half(dtype))
+        x.b = vec_multiply(dtype, x.b, factor);
+    return x;
+}
+
+INLINE struct block block_divide(enum gradd_dtype dtype, struct block x, double divisor)
+{
+    x.a = vec_divide(dtype, x.a, divisor);
+    if (is_half(dtype))
+        x.b = vec_divide(dtype, x.b, divisor);
+    return x;
 }
 
 #endif
