@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the integration tests: a world per test, a hard limit, and the leak check."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import harness  # noqa: E402
+
+LIMIT_S = 60.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "limit(seconds): hard limit of a test instead of the usual one",
+        "timing: asserts a duration, which sanitisers distort",
+        "large: moves so many bytes that sanitisers take too long",
+        "tsan: exercises the worker's threads, and is quick enough for the thread sanitiser",
+        "root: needs to run as root",
+    ):
+        config.addinivalue_line("markers", line)
+    harness.become_subreaper()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root, to act as two users"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    report = (yield).get_result()
+    setattr(item, "report_" + report.when, report)
+
+
+@pytest.fixture(autouse=True)
+def hard_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test may hang: the alarm raises wherever the test waits."""
+    marker = request.node.get_closest_marker("limit")
+    seconds = (marker.args[0] if marker else LIMIT_S) * harness.SLOW
+
+    def on_alarm(*_: object) -> None:
+        raise TimeoutError(f"the test took more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, hard_limit: None) -> Iterator[harness.World]:
+    """Starts daemons and trainers; at the end asserts that nothing of them is left."""
+    started = harness.World()
+    yield started
+    report = getattr(request.node, "report_call", None)
+    is_failed = report is None or report.failed
+    if is_failed:
+        for daemon in started.daemons:
+            print(f"--- log of gradd {daemon.pid}\n{daemon.log.text()[-6000:]}")
+    started.close(is_failed)

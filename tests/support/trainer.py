@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer that a test steps: one JSON request a line on stdin, one JSON reply a line on stdout.
+
+A request is {"do": COMMAND, ...arguments}; the commands are the functions below that carry
+@command. A reply is {"ok": RESULT}, or {"raised": TRACEBACK}. Nothing happens between requests,
+so the test decides the order of events on all ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import sys
+import time
+import traceback
+from typing import Any, Callable
+
+import numpy as np
+
+import collectives
+import gradd_ctypes as api
+
+lib = api.load()
+COMMANDS: dict[str, Callable[..., Any]] = {}
+contexts: dict[str, ctypes.c_void_p] = {}
+buffers: dict[str, np.ndarray] = {}
+handles: dict[str, int] = {}
+
+
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    COMMANDS[function.__name__] = function
+    return function
+
+
+def outcome(status: int) -> dict[str, Any]:
+    """A status with its name and, for errors, the sentence."""
+    text = lib.gradd_error().decode() if status < 0 else ""
+    return {"status": status, "name": lib.gradd_status_name(status).decode(), "error": text}
+
+
+@command
+def init(context: str = "g", job: str | None = None, rank: int = 0, size: int = 0,
+         socket: str | None = None, local_rank: int | None = None, local_size: int = 0,
+         timeout_s: float = 0.0) -> dict[str, Any]:
+    options = api.Options(
+        struct_size=ctypes.sizeof(api.Options),
+        socket=socket.encode() if socket else None,
+        job=job.encode() if job else None,
+        rank=rank, size=size, local_rank=rank if local_rank is None else local_rank,
+        local_size=local_size, timeout_s=timeout_s)
+    g = ctypes.c_void_p()
+    started = time.monotonic()
+    result = outcome(lib.gradd_init(ctypes.byref(options), ctypes.byref(g)))
+    result["seconds"] = time.monotonic() - started
+    if result["status"] == 0:
+        contexts[context] = g
+        for name in ("rank", "size", "local_rank", "local_size", "node_rank", "n_nodes", "epoch"):
+            result[name] = getattr(lib, "gradd_" + name)(g)
+        result["job"] = lib.gradd_job(g).decode()
+        result["source"] = lib.gradd_source(g).decode()
+    return result
+
+
+@command
+def shutdown(context: str = "g") -> None:
+    lib.gradd_shutdown(contexts.pop(context))
+
+
+@command
+def shutdown_all() -> None:
+    for context in list(contexts):
+        shutdown(context)
+
+
+@command
+def alloc(key: str, count: int, dtype: int = api.F32, registered: bool = True,
+          context: str = "g") -> dict[str, Any]:
+    """A named buffer, in shared memory or in the trainer's own."""
+    array, status = collectives.make_array(
+        lib, contexts[context] if registered else None, count, dtype)
+    if array is None:
+        return outcome(-1 if status is None else status)
+    buffers[key] = array
+    return {"status": 0}
+
+
+@command
+def free(key: str, context: str = "g") -> dict[str, Any]:
+    return outcome(lib.gradd_free(contexts[context], buffers.pop(key).ctypes.data))
+
+
+@command
+def fill(key: str, value: float) -> None:
+    buffers[key][:] = value
+
+
+@command
+def values(key: str, n: int = 4) -> list[float]:
+    return [float(x) for x in buffers[key][:n]]
+
+
+def build_op(spec: dict[str, Any]) -> api.Op:
+    fields = dict(spec)
+    for side, member in (("in", "input"), ("out", "output")):
+        key = fields.pop(side, None)
+        if key is not None:
+            fields[member] = buffers[key].ctypes.data
+    return api.make_op(**fields)
+
+
+@command
+def submit(*, handle: str, ops: list[dict[str, Any]], context: str = "g") -> dict[str, Any]:
+    built = [build_op(spec) for spec in ops]
+    array = (api.Op * len(built))(*built)
+    result = lib.gradd_submit(contexts[context], array, len(built))
+    if result > 0:
+        handles[handle] = result
+        return {"status": 0}
+    return outcome(result)
+
+
+@command
+def wait(handle: str, timeout_s: float = -1.0, context: str = "g") -> dict[str, Any]:
+    started = time.monotonic()
+    status = lib.gradd_wait(contexts[context], handles[handle], timeout_s)
+    return {**outcome(status), "seconds": time.monotonic() - started, "at": time.time()}
+
+
+@command
+def test(handle: str, context: str = "g") -> dict[str, Any]:
+    return outcome(lib.gradd_test(contexts[context], handles[handle]))
+
+
+@command
+def release(handle: str, context: str = "g") -> dict[str, Any]:
+    return outcome(lib.gradd_release(contexts[context], handles[handle]))
+
+
+@command
+def counts(handle: str, index: int = 0, capacity: int = 64, context: str = "g") -> list[int]:
+    out = (ctypes.c_uint64 * capacity)()
+    n = lib.gradd_counts(contexts[context], handles[handle], index, out, capacity)
+    return list(out[:n]) if n >= 0 else [n]
+
+
+@command
+def poll_fd(timeout_s: float, context: str = "g") -> dict[str, Any]:
+    """Wait until the context's fd is readable, then make progress."""
+    fd = lib.gradd_fd(contexts[context])
+    readable, _, _ = select.select([fd], [], [], timeout_s)
+    status = lib.gradd_progress(contexts[context])
+    return {**outcome(status), "readable": bool(readable)}
+
+
+@command
+def progress(context: str = "g") -> dict[str, Any]:
+    return outcome(lib.gradd_progress(contexts[context]))
+
+
+@command
+def barrier(set: int = 0, context: str = "g") -> dict[str, Any]:
+    started = time.monotonic()
+    result = outcome(lib.gradd_barrier(contexts[context], set))
+    return {**result, "seconds": time.monotonic() - started, "at": time.time()}
+
+
+@command
+def allreduce(name: str, key: str, redop: int = api.SUM, dtype: int = api.F32,
+              out: str | None = None, context: str = "g") -> dict[str, Any]:
+    source, target = buffers[key], buffers[out or key]
+    return outcome(lib.gradd_allreduce(
+        contexts[context], name.encode(), source.ctypes.data, target.ctypes.data, source.size,
+        dtype, redop))
+
+
+@command
+def cycles(n: int, **how: Any) -> dict[str, Any]:
+    """Join, barrier and leave n times. Stops at the first error."""
+    started = time.monotonic()
+    for i in range(n):
+        joined = init(**how)
+        if joined["status"] != 0:
+            return {"done": i, **joined}
+        status = lib.gradd_barrier(contexts["g"], 0)
+        if status != 0:
+            return {"done": i, **outcome(status)}
+        shutdown()
+    return {"done": n, "status": 0, "seconds": time.monotonic() - started}
+
+
+@command
+def check(what: str, context: str = "g", **arguments: Any) -> dict[str, Any]:
+    """Run a family of collectives of collectives.py and compare with the reference."""
+    return getattr(collectives, what)(lib, contexts[context], **arguments)
+
+
+@command
+def fork_and_use(hold: str, context: str = "g") -> dict[str, Any]:
+    """Fork; the child calls everything, reports, and lives until the test lets go of the FIFO."""
+    report_read, report_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # The test waits for the end of the parent's streams: the child must not hold them.
+        os.close(report_read)
+        os.close(reply_stream.fileno())
+        os.close(0)
+        os.write(report_write, json.dumps(call_everything(context)).encode())
+        os.close(report_write)
+        with open(hold, "rb") as fifo:
+            fifo.read()
+        os._exit(0)
+    os.close(report_write)
+    text = b""
+    while piece := os.read(report_read, 4096):
+        text += piece
+    os.close(report_read)
+    return {"child": child, "results": json.loads(text)}
+
+
+def call_everything(context: str) -> dict[str, Any]:
+    g = contexts[context]
+    data = np.zeros(4, np.float32)
+    pointer = data.ctypes.data
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink("/proc/self/fd/" + fd))
+        except OSError:
+            pass
+    results = {
+        "allreduce": outcome(lib.gradd_allreduce(g, b"x", pointer, pointer, 4, api.F32, api.SUM)),
+        "barrier": outcome(lib.gradd_barrier(g, 0)),
+        "progress": outcome(lib.gradd_progress(g)),
+        "fd": outcome(lib.gradd_fd(g)),
+        "alloc": outcome(0 if lib.gradd_alloc(g, 4096) else api.STATUS["FORKED"]),
+        "sockets": [link for link in links if link.startswith("socket:")],
+        "memfds": [link for link in links if "memfd:" in link],
+    }
+    lib.gradd_shutdown(g)
+    return results
+
+
+@command
+def reap(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@command
+def facts() -> dict[str, Any]:
+    """What this process holds now."""
+    fds = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds.append(os.readlink("/proc/self/fd/" + fd))
+        except OSError:
+            pass
+    with open("/proc/self/maps") as maps:
+        memfds = [line for line in maps if "/memfd:" in line]
+    times = os.times()
+    return {"pid": os.getpid(), "n_fds": len(fds), "fds": fds, "memfds": memfds,
+            "cpu_s": times.user + times.system}
+
+
+@command
+def leave_abruptly(code: int = 0) -> None:
+    os._exit(code)
+
+
+@command
+def many(n: int, count: int, context: str = "g", dtype: int = api.F32) -> dict[str, Any]:
+    """n all-reduces one after the other on one registered buffer."""
+    array, _ = collectives.make_array(lib, contexts[context], count, dtype)
+    if array is None:
+        return outcome(-6)
+    for i in range(n):
+        array[:] = 1
+        status = lib.gradd_allreduce(contexts[context], f"many.{i}".encode(), array.ctypes.data,
+                                     array.ctypes.data, count, dtype, api.SUM)
+        if status != 0:
+            return {"done": i, **outcome(status)}
+    return {"done": n, "status": 0}
+
+
+def main() -> None:
+    global reply_stream
+    reply_stream = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = {"ok": COMMANDS[request.pop("do")](**request)}
+        except Exception:  # the test sees it
+            reply = {"raised": traceback.format_exc()}
+        reply_stream.write(json.dumps(reply) + "\n")
+
+
+if __name__ == "__main__":
+    main()
