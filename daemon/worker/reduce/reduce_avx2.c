@@ -25,6 +25,14 @@ INLINE vec canonical_nans(vec v)
     return (vec)_mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
+INLINE vec round_bf16(vec v)
+{
+    const __m256i bits = (__m256i)v;
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+
+    return (vec)_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+
 void reduce_run_avx2(const struct reduction *r, size_t begin, size_t end)
 {
     kernel_run(r, begin, end);

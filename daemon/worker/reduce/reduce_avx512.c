@@ -25,6 +25,15 @@ INLINE vec canonical_nans(vec v)
     return (vec)_mm512_mask_mov_epi32((__m512i)v, is_nan, _mm512_set1_epi32(0x7fc00000));
 }
 
+INLINE vec round_bf16(vec v)
+{
+    const __m512i bits = (__m512i)v;
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+
+    return (vec)_mm512_mask_add_epi32(sum, is_odd, sum, _mm512_set1_epi32(1));
+}
+
 void reduce_run_avx512(const struct reduction *r, size_t begin, size_t end)
 {
     kernel_run(r, begin, end);

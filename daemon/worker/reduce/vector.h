@@ -4,7 +4,7 @@
  * reduce_scalar.c, lane by lane and in the same order, hence the same bits.
  *
  * The unit that includes this file defines VECTOR_BYTES,
- * and gives widen_f16(), narrow_f16() and canonical_nans().
+ * and gives the four functions declared below.
  * dtype and op are constants wherever these functions are called; all of them are inlined into
  * their caller, since none may be shared with a unit of other instruction set flags.
  */
@@ -33,7 +33,15 @@ struct block {
 
 INLINE vec widen_f16(vec_half h);
 INLINE vec_half narrow_f16(vec v);
-INLINE vec canonical_nans(vec v); /* float32; every NaN becomes 0x7fc00000 */
+
+/* Every NaN of a float32 vector becomes 0x7fc00000. */
+INLINE vec canonical_nans(vec v);
+
+/* Any float32 to the nearest bfloat16, ties to even, in the upper 16 bits of each lane; the others
+ * are noise. NaNs need no care as long as their lower 16 bits are 0: nothing carries into the sign.
+ * x86 makes no other NaN out of bfloat16 operands, since it passes on an operand's payload or makes
+ * its default NaN; only a factor can bring another payload in. */
+INLINE vec round_bf16(vec v);
 
 INLINE vec select_lanes(vec mask, vec a, vec b)
 {
@@ -130,17 +138,12 @@ INLINE struct block load_bf16(const char *p)
     return (struct block){(vec)(pairs << 16), (vec)(pairs & 0xffff0000)};
 }
 
-/* The upper 16 bits of each lane are the nearest bfloat16, ties to even; the others are noise. */
-INLINE vec_wrapping_i32 round_bf16(vec v)
-{
-    const vec_wrapping_i32 bits = (vec_wrapping_i32)canonical_nans(v);
-
-    return bits + 0x7fff + (bits >> 16 & 1);
-}
-
 INLINE vec pack_bf16(struct block x)
 {
-    return (vec)((round_bf16(x.a) >> 16) | (round_bf16(x.b) & 0xffff0000));
+    const vec_wrapping_i32 lower = (vec_wrapping_i32)round_bf16(x.a);
+    const vec_wrapping_i32 upper = (vec_wrapping_i32)round_bf16(x.b);
+
+    return (vec)((lower >> 16) | (upper & 0xffff0000));
 }
 
 INLINE struct block load_f16(const char *p)
