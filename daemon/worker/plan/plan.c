@@ -714,6 +714,25 @@ uint64_t plan_check(struct plan *plan, uint64_t now_ns, plan_stall_fn *on_stall,
     return next_ns;
 }
 
+void plan_list_stalls(const struct plan *plan, uint64_t now_ns, plan_stall_fn *on_stall, void *data)
+{
+    uint32_t *ranks = TAILQ_EMPTY(&plan->waiting) ? NULL : calloc(plan->n_ranks, 2 * sizeof *ranks);
+    const struct entry *entry;
+    if (!ranks)
+        return;
+    TAILQ_FOREACH(entry, &plan->waiting, link)
+    {
+        struct plan_stall stall = {.name = entry->op.name,
+                                   .kind = entry->op.signature.kind,
+                                   .waited_ns = now_ns - entry->op.first_ns};
+        if (!plan->limits.stall_warn_ns || stall.waited_ns < plan->limits.stall_warn_ns)
+            continue;
+        split_ranks(plan, entry, ranks, ranks + plan->n_ranks, &stall);
+        on_stall(data, &stall);
+    }
+    free(ranks);
+}
+
 uint32_t plan_n_waiting(const struct plan *plan)
 {
     return plan->n_waiting;

@@ -98,6 +98,10 @@ void plan_fail_all(struct plan *plan, int status, const char *text);
  */
 uint64_t plan_check(struct plan *plan, uint64_t now_ns, plan_stall_fn *on_stall, void *data);
 
+/* The stalls of now, for statistics: nothing is failed, nothing counts as reported. */
+void plan_list_stalls(const struct plan *plan, uint64_t now_ns, plan_stall_fn *on_stall,
+                      void *data);
+
 /* Ops that some rank waits for. */
 uint32_t plan_n_waiting(const struct plan *plan);
 

@@ -19,6 +19,11 @@
 /* The accumulators of a step stay in registers: constant loops over them are unrolled. */
 #define MAX_ACCUMULATORS 8
 #define STEP_BYTES       256
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
 /* Half type loops have many instructions a line, which keeps Intel's cores (measured: Sapphire
  * Rapids) from running far enough ahead by themselves. AMD's (Zen 4) need no help, and lose up to a
  * third by it. */
@@ -66,7 +71,7 @@ INLINE void add_input(struct shape s, const struct reduction *r, const struct ch
         for (size_t line = 0; line < n_blocks * VECTOR_BYTES; line += LINE_BYTES)
             __builtin_prefetch(in + PREFETCH_BYTES + line);
     }
-#pragma GCC unroll 8
+    UNROLL
     for (size_t b = 0; b < n_blocks; b++) {
         struct block x = block_load(s.dtype, in + b * VECTOR_BYTES);
 
@@ -82,7 +87,7 @@ INLINE void finish(struct shape s, const struct reduction *r, const struct choic
 {
     const struct block zeros = {0};
 
-#pragma GCC unroll 8
+    UNROLL
     for (size_t b = 0; b < n_blocks; b++) {
         /* The second zero operand changes nothing any more, whatever the operator. */
         if (!s.is_plain && r->n_zero > 0)
@@ -111,7 +116,7 @@ INLINE void step(struct shape s, const struct reduction *r, const void *const *i
     for (unsigned o = 0; o < n_out; o++) {
         char *p = (char *)out[o] + at;
 
-#pragma GCC unroll 8
+        UNROLL
         for (size_t b = 0; b < n_blocks; b++)
             block_store(s.dtype, p + b * VECTOR_BYTES, acc[b]);
     }

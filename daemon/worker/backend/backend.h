@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The contract of a backend: it executes ops whose ranks have all agreed and submitted.
+ *
+ * Thread: loop. run() takes a batch; done() is called on the loop thread, possibly before run()
+ * returns. Batches may finish in another order than they were given. A backend never fails an op
+ * half way in silence: it sets status and text and still calls done().
+ */
+#ifndef GRADD_BACKEND_H
+#define GRADD_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <gradd/types.h>
+
+#include "base/loop.h"
+
+/* Memory of a tensor: byte b is at base + b, or at base + b % ring_bytes when ring_bytes > 0. */
+struct backend_span {
+    uint8_t *base; /* NULL: none */
+    uint64_t ring_bytes;
+};
+
+/* One rank's share of an op. */
+struct backend_part {
+    struct backend_span in, out; /* both without base: the rank is out of data (joined) */
+    uint64_t count;              /* elements of `in` */
+    const uint64_t *counts;      /* all-to-all: elements for each rank of the set */
+};
+
+struct backend_op {
+    enum gradd_kind kind;
+    enum gradd_dtype dtype;
+    enum gradd_redop redop;
+    double prescale, postscale;
+    uint32_t n_ranks; /* of the process set */
+    uint32_t root;    /* broadcast: index into parts */
+    uint32_t n_joined;
+    const struct backend_part *parts;
+    const uint64_t *counts; /* reduce-scatter: elements that each rank receives */
+    /* The slice of elements to execute; the whole op except all-reduce and broadcast. */
+    uint64_t begin, end;
+    int status; /* out: GRADD_OK, or why the op failed */
+    const char *text;
+};
+
+struct backend_batch {
+    struct backend_op **ops;
+    size_t n_ops;
+    void (*done)(void *data, struct backend_batch *batch);
+    void *data;
+    struct backend_batch *next; /* the backend's */
+};
+
+struct backend;
+
+struct backend_ops {
+    const char *name;
+    /* n_threads 0: the cores that the process may use, at most 8. NULL: *out_text says why. */
+    struct backend *(*new)(struct loop *loop, unsigned n_threads, const char **out_text);
+    void (*free)(struct backend *backend); /* finishes what runs, without calling done() */
+    void (*run)(struct backend *backend, struct backend_batch *batch);
+    unsigned (*n_threads)(const struct backend *backend);
+};
+
+extern const struct backend_ops backend_host;
+
+#endif

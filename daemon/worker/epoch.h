@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An epoch: one life of the job's membership on this node. Owns the members, their plan and the
+ * execution of their ops.
+ *
+ * Thread: loop. Life: collecting members → running → failed or everybody left → retired (another
+ * epoch has begun, or the worker ends) → freed once nothing of it runs on the backend.
+ * Invariant: a request that was accepted is completed exactly once, also in a failing epoch; what
+ * every rank had submitted before the failure still runs.
+ */
+#ifndef GRADD_EPOCH_H
+#define GRADD_EPOCH_H
+
+#include "worker/exec.h"
+#include "worker/member.h"
+#include "worker/plan/plan.h"
+
+/* What epochs of one worker share; outlives them. */
+struct epoch_setup {
+    struct loop *loop;
+    struct chores *chores;
+    struct region_quota *quota;
+    const struct backend_ops *backend_ops;
+    struct backend *backend;
+    char job[256];
+    char node[256];
+    uint32_t max_in_flight;
+    uint64_t stall_warn_ns, op_timeout_ns;
+    /* Told to the daemon; data is the worker's. */
+    void (*on_member_gone)(void *data, uint64_t epoch, const struct member *member, int status,
+                           const char *text);
+    void (*on_stall)(void *data, uint64_t epoch, uint32_t n_stalled, const char *text);
+    void (*on_over)(void *data); /* the last member is gone */
+    void *data;
+};
+
+struct epoch {
+    const struct epoch_setup *setup;
+    uint64_t number;
+    uint32_t size, n_added, n_gone;
+    char label[288]; /* how sentences begin: "job train7" */
+    struct plan *plan;
+    struct exec *exec;
+    struct member *members; /* [size], by local rank */
+    int failed;             /* 0, or the status that ended the epoch */
+    bool is_retired;
+    bool is_turning;
+    struct watch *stall_timer;
+    struct watch *lost_timer; /* waits for the daemon's word on why a member is lost */
+    uint32_t n_stalled;       /* tensors reported as late */
+    struct epoch *next;       /* in the worker's list of retired ones */
+};
+
+/* NULL: out of memory. */
+struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size);
+/* epoch_is_idle() must hold. NULL-safe. */
+void epoch_free(struct epoch *epoch);
+
+struct epoch_member {
+    uint32_t rank, local_rank, uid;
+    int pid;
+    const char *source;
+};
+/* take_fd is owned. 0, or -EINVAL (a rank twice, or beyond the size), -ENOMEM. */
+int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int take_fd);
+
+/* Run what became ready and send what there is to say. */
+void epoch_turn(struct epoch *epoch);
+
+/* The epoch ends on all members: what all ranks have submitted still runs. rank, pid: culprit, -1.
+ */
+void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int pid);
+
+void epoch_on_member_closed(struct epoch *epoch, struct member *member, const char *reason);
+
+/* Take what members have sent, then end all connections. Then epoch_is_idle() becomes true by
+ * itself. */
+void epoch_retire(struct epoch *epoch);
+bool epoch_is_idle(const struct epoch *epoch);
+
+#endif

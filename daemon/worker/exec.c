@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/exec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "base/clock.h"
+
+enum run_state {
+    RUN_STARTABLE, /* on exec->startable */
+    RUN_RUNNING,   /* in a batch */
+    RUN_STARVED,   /* on exec->starved: a rank has not fed enough */
+};
+
+/* An op being executed. Recycled. */
+struct run {
+    struct backend_op op; /* first: batches hold pointers to it */
+    struct plan_op *plan_op;
+    struct backend_part *parts;
+    uint32_t parts_capacity;
+    uint64_t done; /* elements */
+    enum run_state state;
+    TAILQ_ENTRY(run) link; /* startable, starved or spare */
+};
+TAILQ_HEAD(run_list, run);
+
+struct batch {
+    struct backend_batch base; /* first */
+    struct exec *exec;
+    size_t capacity;
+    SLIST_ENTRY(batch) link; /* while spare */
+};
+
+struct exec {
+    struct plan *plan;
+    const struct backend_ops *backend_ops;
+    struct backend *backend;
+    void (*on_flush)(void *data);
+    void *data;
+    struct run_list startable, starved, spare;
+    size_t n_startable, n_running;
+    SLIST_HEAD(, batch) spare_batches;
+    bool is_turning;
+    int aborted; /* exec_abort(): a status for runs that starve from now on */
+    char abort_text[512];
+    struct exec_stats stats;
+};
+
+struct exec *exec_new(struct plan *plan, const struct backend_ops *ops, struct backend *backend,
+                      void (*on_flush)(void *data), void *data)
+{
+    struct exec *exec = calloc(1, sizeof *exec);
+    if (!exec)
+        return NULL;
+    exec->plan = plan;
+    exec->backend_ops = ops;
+    exec->backend = backend;
+    exec->on_flush = on_flush;
+    exec->data = data;
+    TAILQ_INIT(&exec->startable);
+    TAILQ_INIT(&exec->starved);
+    TAILQ_INIT(&exec->spare);
+    SLIST_INIT(&exec->spare_batches);
+    return exec;
+}
+
+void exec_free(struct exec *exec)
+{
+    if (!exec)
+        return;
+    struct run *run;
+    while ((run = TAILQ_FIRST(&exec->spare))) {
+        TAILQ_REMOVE(&exec->spare, run, link);
+        free(run->parts);
+        free(run);
+    }
+    struct batch *batch;
+    while ((batch = SLIST_FIRST(&exec->spare_batches))) {
+        SLIST_REMOVE_HEAD(&exec->spare_batches, link);
+        free(batch->base.ops);
+        free(batch);
+    }
+    free(exec);
+}
+
+bool exec_is_idle(const struct exec *exec)
+{
+    return exec->n_running == 0 && TAILQ_EMPTY(&exec->starved) && TAILQ_EMPTY(&exec->startable);
+}
+
+const struct exec_stats *exec_stats(const struct exec *exec)
+{
+    return &exec->stats;
+}
+
+/* ------------------------------------------------------------------ ends */
+
+/* New sample into a mean over recent ones. */
+static void mean_add(double *mean, double sample)
+{
+    *mean += (sample - *mean) / 64;
+}
+
+static void note_lateness(struct member_stats *stats, const struct plan_op *op,
+                          const struct plan_part *part)
+{
+    double late_us = (double)(part->arrived_ns - op->first_ns) / 1e3;
+    mean_add(&stats->late_mean_us, late_us);
+    stats->late_max_us -= stats->late_max_us / 64;
+    if (late_us > stats->late_max_us)
+        stats->late_max_us = late_us;
+    size_t length = strlen(op->name);
+    memcpy(stats->last_tensor, op->name, length + 1);
+}
+
+static void tell_parts(struct plan_op *op, int status, const char *text, const uint64_t *counts,
+                       size_t n_counts)
+{
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        struct request *request = op->parts[i].request;
+        if (!request)
+            continue;
+        note_lateness(&request->member->stats, op, &op->parts[i]);
+        member_complete(request, status, text, counts, n_counts);
+    }
+}
+
+/* What each rank contributed: the counts that go with a completion. */
+static void tell_success(struct plan_op *op)
+{
+    uint64_t stack[64], *counts = op->n_ranks <= 64 ? stack : calloc(op->n_ranks, sizeof *counts);
+    if (!counts) {
+        tell_parts(op, GRADD_ERR_NO_MEMORY, "the worker has no memory for the result", NULL, 0);
+        return;
+    }
+    switch (op->signature.kind) {
+    case GRADD_ALLGATHER:
+        for (uint32_t i = 0; i < op->n_ranks; i++)
+            counts[i] = op->parts[i].count;
+        tell_parts(op, GRADD_OK, "", counts, op->n_ranks);
+        break;
+    case GRADD_ALLTOALL:
+        for (uint32_t to = 0; to < op->n_ranks; to++) {
+            for (uint32_t from = 0; from < op->n_ranks; from++) {
+                const struct request *request = op->parts[from].request;
+                counts[from] = request->part.counts[to];
+            }
+            /* Requests are released one by one: their counts stay readable until recycled. */
+            note_lateness(&((struct request *)op->parts[to].request)->member->stats, op,
+                          &op->parts[to]);
+            member_complete(op->parts[to].request, GRADD_OK, "", counts, op->n_ranks);
+        }
+        break;
+    case GRADD_SET_ADD:
+    case GRADD_JOIN:
+        tell_parts(op, GRADD_OK, "", &op->result, 1);
+        break;
+    default:
+        tell_parts(op, GRADD_OK, "", NULL, 0);
+    }
+    if (counts != stack)
+        free(counts);
+}
+
+static void end_run(struct exec *exec, struct run *run, int status, const char *text)
+{
+    struct plan_op *op = run->plan_op;
+    if (status == GRADD_OK) {
+        exec->stats.ops++;
+        exec->stats.bytes += op->signature.count * dtype_bytes(op->signature.dtype);
+        mean_add(&exec->stats.wait_us, (double)(op->ready_ns - op->first_ns) / 1e3);
+        mean_add(&exec->stats.run_us, (double)(clock_now_ns() - op->ready_ns) / 1e3);
+        tell_success(op);
+    } else {
+        tell_parts(op, status, text, NULL, 0);
+    }
+    plan_op_done(exec->plan, op);
+    TAILQ_INSERT_HEAD(&exec->spare, run, link);
+}
+
+/* ------------------------------------------------------------------ starts */
+
+static void set_state(struct exec *exec, struct run *run, enum run_state state)
+{
+    run->state = state;
+    if (state == RUN_STARTABLE) {
+        TAILQ_INSERT_TAIL(&exec->startable, run, link);
+        exec->n_startable++;
+    } else if (state == RUN_STARVED) {
+        TAILQ_INSERT_TAIL(&exec->starved, run, link);
+    }
+}
+
+/* Elements that every rank has made ready. */
+static uint64_t ready_of(const struct plan_op *op)
+{
+    uint64_t ready = op->signature.count;
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        const struct request *request = op->parts[i].request;
+        if (request && request->ready < ready)
+            ready = request->ready;
+    }
+    return ready;
+}
+
+static bool is_sliced(const struct plan_op *op)
+{
+    return op->signature.kind == GRADD_ALLREDUCE || op->signature.kind == GRADD_BROADCAST;
+}
+
+/* Startable when some element is; an op without elements is startable too. */
+static void queue_run(struct exec *exec, struct run *run)
+{
+    uint64_t ready = ready_of(run->plan_op);
+    bool is_startable =
+        !is_sliced(run->plan_op) || ready > run->done || run->plan_op->signature.count == 0;
+    if (is_startable)
+        set_state(exec, run, RUN_STARTABLE);
+    else if (exec->aborted)
+        end_run(exec, run, exec->aborted, exec->abort_text);
+    else
+        set_state(exec, run, RUN_STARVED);
+}
+
+/* All-gather and all-to-all learn only now how much arrives: does it fit everywhere? */
+static const char *check_capacity(const struct plan_op *op, char *text, size_t bytes)
+{
+    if (op->signature.kind != GRADD_ALLGATHER && op->signature.kind != GRADD_ALLTOALL)
+        return NULL;
+    for (uint32_t to = 0; to < op->n_ranks; to++) {
+        uint64_t sum = 0;
+        for (uint32_t from = 0; from < op->n_ranks; from++) {
+            const struct request *request = op->parts[from].request;
+            uint64_t n = op->signature.kind == GRADD_ALLGATHER ? op->parts[from].count
+                                                               : request->part.counts[to];
+            if (__builtin_add_overflow(sum, n, &sum))
+                sum = UINT64_MAX;
+        }
+        if (sum > op->parts[to].out_capacity) {
+            snprintf(text, bytes,
+                     "\"%s\": the ranks give %llu elements to rank %u, whose output holds %llu",
+                     op->name, (unsigned long long)sum, op->ranks[to],
+                     (unsigned long long)op->parts[to].out_capacity);
+            return text;
+        }
+    }
+    return NULL;
+}
+
+static struct run *run_new(struct exec *exec, uint32_t n_ranks)
+{
+    struct run *run = TAILQ_FIRST(&exec->spare);
+    if (run)
+        TAILQ_REMOVE(&exec->spare, run, link);
+    else
+        run = calloc(1, sizeof *run);
+    if (!run)
+        return NULL;
+    if (run->parts_capacity < n_ranks) {
+        struct backend_part *parts = realloc(run->parts, n_ranks * sizeof *parts);
+        if (!parts) {
+            TAILQ_INSERT_HEAD(&exec->spare, run, link);
+            return NULL;
+        }
+        run->parts = parts;
+        run->parts_capacity = n_ranks;
+    }
+    return run;
+}
+
+static uint32_t index_of_rank(const struct plan_op *op, int32_t rank)
+{
+    for (uint32_t i = 0; i < op->n_ranks; i++)
+        if (op->ranks[i] == (uint32_t)rank)
+            return i;
+    return 0;
+}
+
+static void open_run(struct exec *exec, struct plan_op *op)
+{
+    char text[400];
+    const char *wrong = check_capacity(op, text, sizeof text);
+    struct run *run = wrong ? NULL : run_new(exec, op->n_ranks);
+    if (!run) {
+        tell_parts(op, wrong ? GRADD_ERR_INVALID : GRADD_ERR_NO_MEMORY,
+                   wrong ? wrong : "the worker has no memory for this op", NULL, 0);
+        plan_op_done(exec->plan, op);
+        return;
+    }
+    const struct signature *s = &op->signature;
+    run->plan_op = op;
+    run->done = 0;
+    run->op = (struct backend_op){
+        .kind = s->kind,
+        .dtype = s->dtype,
+        .redop = s->redop,
+        .prescale = s->prescale,
+        .postscale = s->postscale,
+        .n_ranks = op->n_ranks,
+        .root = s->kind == GRADD_BROADCAST ? index_of_rank(op, s->root) : 0,
+        .n_joined = op->n_joined,
+        .parts = run->parts,
+        .counts = s->counts,
+    };
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        struct request *request = op->parts[i].request;
+        run->parts[i] = request ? request->part : (struct backend_part){0};
+        if (request)
+            request->run = run;
+    }
+    queue_run(exec, run);
+}
+
+/* ------------------------------------------------------------------ batches */
+
+static void on_batch_done(void *data, struct backend_batch *base);
+
+static struct batch *batch_new(struct exec *exec, size_t n_ops)
+{
+    struct batch *batch = SLIST_FIRST(&exec->spare_batches);
+    if (batch)
+        SLIST_REMOVE_HEAD(&exec->spare_batches, link);
+    else
+        batch = calloc(1, sizeof *batch);
+    if (!batch)
+        return NULL;
+    if (batch->capacity < n_ops) {
+        struct backend_op **ops = realloc(batch->base.ops, n_ops * sizeof(*ops));
+        if (!ops) {
+            SLIST_INSERT_HEAD(&exec->spare_batches, batch, link);
+            return NULL;
+        }
+        batch->base.ops = ops;
+        batch->capacity = n_ops;
+    }
+    batch->exec = exec;
+    batch->base.n_ops = 0;
+    batch->base.done = on_batch_done;
+    batch->base.data = exec;
+    return batch;
+}
+
+static void start_batch(struct exec *exec)
+{
+    struct batch *batch = batch_new(exec, exec->n_startable);
+    struct run *run;
+    while ((run = TAILQ_FIRST(&exec->startable))) {
+        TAILQ_REMOVE(&exec->startable, run, link);
+        exec->n_startable--;
+        if (!batch) {
+            end_run(exec, run, GRADD_ERR_NO_MEMORY, "the worker has no memory for a batch");
+            continue;
+        }
+        run->op.begin = run->done;
+        run->op.end = is_sliced(run->plan_op) ? ready_of(run->plan_op) : 0;
+        run->state = RUN_RUNNING;
+        exec->n_running++;
+        batch->base.ops[batch->base.n_ops++] = &run->op;
+    }
+    if (!batch)
+        return;
+    exec->stats.batches++;
+    exec->backend_ops->run(exec->backend, &batch->base);
+}
+
+static void on_slice_done(struct exec *exec, struct run *run)
+{
+    struct plan_op *op = run->plan_op;
+    run->done = run->op.end;
+    if (!is_sliced(op) || run->done == op->signature.count) {
+        end_run(exec, run, GRADD_OK, "");
+        return;
+    }
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        struct request *request = op->parts[i].request;
+        if (request && request->is_streamed)
+            member_progress(request, run->done);
+    }
+    queue_run(exec, run);
+}
+
+static void on_batch_done(void *data, struct backend_batch *base)
+{
+    struct exec *exec = data;
+    for (size_t i = 0; i < base->n_ops; i++) {
+        struct run *run = (struct run *)base->ops[i];
+        exec->n_running--;
+        if (run->op.status == GRADD_OK)
+            on_slice_done(exec, run);
+        else
+            end_run(exec, run, run->op.status, run->op.text);
+    }
+    SLIST_INSERT_HEAD(&exec->spare_batches, (struct batch *)base, link);
+    if (exec->is_turning)
+        return; /* exec_turn() goes on */
+    exec_turn(exec);
+    exec->on_flush(exec->data);
+}
+
+void exec_turn(struct exec *exec)
+{
+    struct plan_op *op;
+    exec->is_turning = true;
+    do {
+        while ((op = plan_next(exec->plan))) {
+            if (op->status == GRADD_OK) {
+                open_run(exec, op);
+            } else {
+                tell_parts(op, op->status, op->text, NULL, 0);
+                plan_op_done(exec->plan, op);
+            }
+        }
+        if (exec->n_startable > 0)
+            start_batch(exec);
+    } while (exec->n_startable > 0);
+    exec->is_turning = false;
+}
+
+void exec_feed(struct exec *exec, void *data)
+{
+    struct run *run = data;
+    if (run->state != RUN_STARVED || ready_of(run->plan_op) <= run->done)
+        return;
+    TAILQ_REMOVE(&exec->starved, run, link);
+    set_state(exec, run, RUN_STARTABLE);
+}
+
+void exec_abort(struct exec *exec, int status, const char *text)
+{
+    exec->aborted = status;
+    snprintf(exec->abort_text, sizeof exec->abort_text, "%s", text);
+    struct run *run;
+    while ((run = TAILQ_FIRST(&exec->starved))) {
+        TAILQ_REMOVE(&exec->starved, run, link);
+        end_run(exec, run, status, exec->abort_text);
+    }
+}

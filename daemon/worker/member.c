@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/member.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "worker/epoch.h"
+#include "worker/exec.h"
+
+enum { QUEUE_BYTES = 8 * 1024 * 1024 }; /* unsent, before a trainer counts as not reading */
+
+static const struct conn_ops member_conn_ops;
+
+int member_init(struct member *member, struct epoch *epoch, uint32_t rank, int take_fd)
+{
+    *member = (struct member){.epoch = epoch, .state = MEMBER_ENDED, .rank = rank};
+    SLIST_INIT(&member->spare);
+    region_table_init(&member->regions, epoch->setup->chores, epoch->setup->quota);
+    member->conn = conn_new(epoch->setup->loop, take_fd, QUEUE_BYTES, &member_conn_ops, member);
+    if (!member->conn)
+        return -ENOMEM;
+    conn_set_manual_flush(member->conn);
+    member->state = MEMBER_ACTIVE;
+    return 0;
+}
+
+void member_disconnect(struct member *member, enum member_state state)
+{
+    member->state = state;
+    if (!member->conn)
+        return;
+    conn_free(member->conn);
+    member->conn = NULL;
+    member->n_done = 0;
+    region_table_deinit(&member->regions);
+}
+
+void member_deinit(struct member *member)
+{
+    member_disconnect(member, member->state);
+    struct request *request;
+    while ((request = SLIST_FIRST(&member->spare))) {
+        SLIST_REMOVE_HEAD(&member->spare, link);
+        free(request->counts);
+        free(request);
+    }
+}
+
+/* ------------------------------------------------------------------ requests */
+
+static struct request *request_new(struct member *member, uint64_t id)
+{
+    struct request *request = SLIST_FIRST(&member->spare);
+    if (request)
+        SLIST_REMOVE_HEAD(&member->spare, link);
+    else
+        request = calloc(1, sizeof *request);
+    if (!request)
+        return NULL;
+    *request = (struct request){
+        .member = member,
+        .id = id,
+        .counts = request->counts,
+        .counts_capacity = request->counts_capacity,
+    };
+    member->stats.in_flight++;
+    return request;
+}
+
+static void request_release(struct request *request)
+{
+    struct member *member = request->member;
+    if (request->is_streamed)
+        HASH_DEL(member->streamed, request);
+    region_unpin(request->in_region);
+    region_unpin(request->out_region);
+    member->stats.in_flight--;
+    SLIST_INSERT_HEAD(&member->spare, request, link);
+}
+
+static bool request_copy_counts(struct request *request, const Pb__Submit *submit)
+{
+    if (submit->n_counts > request->counts_capacity) {
+        uint64_t *counts = realloc(request->counts, submit->n_counts * sizeof *counts);
+        if (!counts)
+            return false;
+        request->counts = counts;
+        request->counts_capacity = submit->n_counts;
+    }
+    if (submit->n_counts)
+        memcpy(request->counts, submit->counts, submit->n_counts * sizeof *submit->counts);
+    request->part.counts = request->counts;
+    return true;
+}
+
+/* ------------------------------------------------------------------ replies */
+
+static void push(struct member *member, Pb__Envelope__BodyCase body_case, void *body)
+{
+    if (!member->conn)
+        return;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    envelope.body_case = body_case;
+    envelope.completion_batch = body; /* the members of the union are all pointers */
+    conn_push(member->conn, &envelope);
+}
+
+static void push_done(struct member *member)
+{
+    if (member->n_done == 0)
+        return;
+    Pb__Completion completions[MEMBER_DONE_MAX];
+    Pb__Completion *pointers[MEMBER_DONE_MAX];
+    for (size_t i = 0; i < member->n_done; i++) {
+        completions[i] = (Pb__Completion)PB__COMPLETION__INIT;
+        completions[i].id = member->done_ids[i];
+        pointers[i] = &completions[i];
+    }
+    Pb__CompletionBatch batch = PB__COMPLETION_BATCH__INIT;
+    batch.epoch = member->epoch->number;
+    batch.completions = pointers;
+    batch.n_completions = member->n_done;
+    member->n_done = 0;
+    push(member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
+}
+
+/* A completion with words or counts leaves in a frame of its own, in order. */
+static void push_completion(struct member *member, uint64_t id, int status, const char *text,
+                            const uint64_t *counts, size_t n_counts)
+{
+    push_done(member);
+    Pb__Completion completion = PB__COMPLETION__INIT;
+    Pb__Completion *pointer = &completion;
+    completion.id = id;
+    completion.code = (uint32_t)-status;
+    completion.text = (char *)text;
+    completion.counts = (uint64_t *)counts;
+    completion.n_counts = n_counts;
+    Pb__CompletionBatch batch = PB__COMPLETION_BATCH__INIT;
+    batch.epoch = member->epoch->number;
+    batch.completions = &pointer;
+    batch.n_completions = 1;
+    push(member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
+}
+
+void member_complete(struct request *request, int status, const char *text, const uint64_t *counts,
+                     size_t n_counts)
+{
+    struct member *member = request->member;
+    if (status == GRADD_OK) {
+        member->stats.ops_done++;
+        member->stats.bytes += request->bytes;
+    } else {
+        member->stats.ops_failed++;
+    }
+    if (status != GRADD_OK || n_counts > 0) {
+        push_completion(member, request->id, status, text, counts, n_counts);
+    } else {
+        if (member->n_done == MEMBER_DONE_MAX)
+            push_done(member);
+        member->done_ids[member->n_done++] = request->id;
+    }
+    request_release(request);
+}
+
+void member_progress(struct request *request, uint64_t done)
+{
+    Pb__Progress progress = PB__PROGRESS__INIT;
+    Pb__Progress *pointer = &progress;
+    progress.id = request->id;
+    progress.done = done;
+    Pb__CompletionBatch batch = PB__COMPLETION_BATCH__INIT;
+    batch.epoch = request->member->epoch->number;
+    batch.progress = &pointer;
+    batch.n_progress = 1;
+    push(request->member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
+}
+
+void member_flush(struct member *member)
+{
+    if (!member->conn)
+        return;
+    push_done(member);
+    conn_flush(member->conn);
+}
+
+void member_push_failed(struct member *member, uint64_t epoch, int status, const char *text,
+                        int rank, int pid)
+{
+    Pb__EpochFailed failed = PB__EPOCH_FAILED__INIT;
+    failed.epoch = epoch;
+    failed.code = (uint32_t)-status;
+    failed.text = (char *)text;
+    failed.rank = rank;
+    failed.pid = pid;
+    push_done(member);
+    push(member, PB__ENVELOPE__BODY_EPOCH_FAILED, &failed);
+}
+
+/* ------------------------------------------------------------------ regions */
+
+static void on_region_opened(void *data, uint32_t id, int status, const char *text)
+{
+    struct member *member = data;
+    Pb__RegionReply reply = PB__REGION_REPLY__INIT;
+    reply.region = id;
+    reply.code = (uint32_t)-status;
+    reply.text = (char *)text;
+    push(member, PB__ENVELOPE__BODY_REGION_REPLY, &reply);
+    member_flush(member);
+}
+
+static void on_register(struct member *member, struct wire_frame *frame)
+{
+    const Pb__Register *message = frame->envelope->register_;
+    if (frame->n_fds != 1) {
+        on_region_opened(member, message->region, GRADD_ERR_INVALID,
+                         "a Register message carries exactly one descriptor");
+        return;
+    }
+    int fd = frame->fds[0];
+    frame->fds[0] = -1;
+    region_open(&member->regions, message->region, fd, message->bytes, on_region_opened, member);
+}
+
+static void on_unregister(struct member *member, struct wire_frame *frame)
+{
+    uint32_t id = frame->envelope->unregister->region;
+    bool was_open = region_close(&member->regions, id);
+    on_region_opened(member, id, was_open ? GRADD_OK : GRADD_ERR_INVALID,
+                     was_open ? "" : "no such region");
+}
+
+/* ------------------------------------------------------------------ submit */
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Pin `bytes` of a buffer (its ring, if it is one). False: *out_text says why. */
+static bool pin_buffer(struct member *member, const Pb__Buffer *buffer, uint64_t bytes,
+                       bool may_be_ring, struct backend_span *span, struct region **region,
+                       const char **out_text)
+{
+    if (bytes == 0)
+        return true;
+    if (!buffer || buffer->region == 0) {
+        *out_text = "names no buffer";
+        return false;
+    }
+    uint64_t ring = buffer->ring_bytes;
+    if (ring && (!may_be_ring || ring % 8 != 0)) {
+        *out_text = "has a ring where none may be, or one that is no multiple of 8 bytes";
+        return false;
+    }
+    span->base = region_pin(&member->regions, buffer->region, buffer->offset,
+                            ring ? min_u64(ring, bytes) : bytes, region, out_text);
+    span->ring_bytes = ring < bytes ? ring : 0;
+    return span->base;
+}
+
+/* How many elements of input and output the op has on this rank. */
+static void buffer_counts(const struct member *member, const Pb__Submit *submit, uint64_t *out_in,
+                          uint64_t *out_out)
+{
+    const uint32_t *ranks;
+    uint32_t n = plan_set_ranks(member->epoch->plan, submit->set, &ranks);
+    *out_in = submit->count;
+    *out_out = submit->count;
+    switch (submit->kind) {
+    case GRADD_BROADCAST:
+        *(submit->root == (int32_t)member->rank ? out_out : out_in) = 0;
+        break;
+    case GRADD_ALLGATHER:
+    case GRADD_ALLTOALL:
+        *out_out = submit->out_capacity;
+        break;
+    case GRADD_REDUCE_SCATTER:
+        *out_out = 0;
+        for (uint32_t i = 0; i < n && i < submit->n_counts; i++)
+            if (ranks[i] == member->rank)
+                *out_out = submit->counts[i];
+        break;
+    case GRADD_ALLREDUCE:
+        break;
+    default:
+        *out_in = *out_out = 0;
+    }
+}
+
+static bool request_pin(struct request *request, const Pb__Submit *submit, const char **out_text)
+{
+    struct member *member = request->member;
+    bool may_stream = submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST;
+    uint64_t n_in, n_out, in_bytes, out_bytes, size = dtype_bytes(submit->dtype);
+    buffer_counts(member, submit, &n_in, &n_out);
+    if (__builtin_mul_overflow(n_in, size, &in_bytes) ||
+        __builtin_mul_overflow(n_out, size, &out_bytes)) {
+        *out_text = "has a count beyond all memory";
+        return false;
+    }
+    if (n_in > 0 || n_out > 0) {
+        if (size == 0) {
+            *out_text = "has an unknown element type";
+            return false;
+        }
+    }
+    /* A broadcast has one buffer a rank; it may come as either. */
+    const Pb__Buffer *in = submit->in, *out = submit->out;
+    if (submit->kind == GRADD_BROADCAST) {
+        in = in && in->region ? in : out;
+        out = out && out->region ? out : in;
+    }
+    request->part.count = submit->count;
+    request->bytes = in_bytes ? in_bytes : submit->kind == GRADD_BROADCAST ? out_bytes : 0;
+    request->ready = may_stream ? min_u64(submit->ready, submit->count) : submit->count;
+    return pin_buffer(member, in, in_bytes, may_stream, &request->part.in, &request->in_region,
+                      out_text) &&
+           pin_buffer(member, out, out_bytes, may_stream, &request->part.out, &request->out_region,
+                      out_text);
+}
+
+static void submit_one(struct member *member, const Pb__Submit *submit)
+{
+    char sentence[400];
+    const char *text = "";
+    struct epoch *epoch = member->epoch;
+    struct request *request = request_new(member, submit->id);
+    if (!request) {
+        push_completion(member, submit->id, GRADD_ERR_NO_MEMORY, "the worker has no memory", NULL,
+                        0);
+        return;
+    }
+    int status = GRADD_OK;
+    if (member->stats.in_flight > epoch->setup->max_in_flight) {
+        status = GRADD_ERR_NO_MEMORY;
+        text = "is one more than max_in_flight allows on one rank";
+    } else if (!request_copy_counts(request, submit)) {
+        status = GRADD_ERR_NO_MEMORY;
+        text = "found no memory in the worker";
+    } else if (!request_pin(request, submit, &text)) {
+        status = GRADD_ERR_INVALID;
+    }
+    if (status == GRADD_OK) {
+        const struct signature signature = {
+            .kind = submit->kind,
+            .dtype = submit->dtype,
+            .redop = submit->redop,
+            .root = submit->root,
+            .count = submit->count,
+            .out_capacity = submit->out_capacity,
+            .prescale = submit->prescale == 0 ? 1 : submit->prescale,
+            .postscale = submit->postscale == 0 ? 1 : submit->postscale,
+            .counts = submit->counts,
+            .n_counts = submit->n_counts,
+            .group = submit->group,
+            .group_size = submit->group_size,
+        };
+        if (request->ready < submit->count) {
+            request->is_streamed = true;
+            HASH_ADD(hh, member->streamed, id, sizeof request->id, request);
+        }
+        status = plan_submit(epoch->plan, member->rank, submit->set, submit->name, &signature,
+                             request, clock_now_ns(), &text);
+    } else {
+        snprintf(sentence, sizeof sentence, "%s: \"%.200s\": the op of rank %u %s", epoch->label,
+                 submit->name, member->rank, text);
+        text = sentence;
+    }
+    if (status != GRADD_OK)
+        member_complete(request, status, text, NULL, 0);
+}
+
+static void on_submit_batch(struct member *member, struct wire_frame *frame)
+{
+    const Pb__SubmitBatch *batch = frame->envelope->submit_batch;
+    for (size_t i = 0; i < batch->n_submits; i++) {
+        const Pb__Submit *submit = batch->submits[i];
+        if (batch->epoch == member->epoch->number)
+            submit_one(member, submit);
+        else
+            push_completion(member, submit->id, GRADD_ERR_RANK_LOST,
+                            "the op belongs to an epoch that is over", NULL, 0);
+    }
+}
+
+static void on_feed_batch(struct member *member, struct wire_frame *frame)
+{
+    const Pb__FeedBatch *batch = frame->envelope->feed_batch;
+    for (size_t i = 0; i < batch->n_feeds; i++) {
+        struct request *request;
+        uint64_t id = batch->feeds[i]->id, ready = batch->feeds[i]->ready;
+        HASH_FIND(hh, member->streamed, &id, sizeof id, request);
+        if (!request || ready <= request->ready)
+            continue; /* the op ended meanwhile */
+        request->ready = min_u64(ready, request->part.count);
+        if (request->run)
+            exec_feed(member->epoch->exec, request->run);
+    }
+}
+
+/* ------------------------------------------------------------------ connection */
+
+static void on_leave(struct member *member, struct wire_frame *frame)
+{
+    conn_close(member->conn, "left");
+    member->state = MEMBER_LEFT;
+}
+
+static const struct {
+    Pb__Envelope__BodyCase body_case;
+    void (*handle)(struct member *member, struct wire_frame *frame);
+} handlers[] = {
+    {PB__ENVELOPE__BODY_SUBMIT_BATCH, on_submit_batch},
+    {PB__ENVELOPE__BODY_FEED_BATCH, on_feed_batch},
+    {PB__ENVELOPE__BODY_REGISTER, on_register},
+    {PB__ENVELOPE__BODY_UNREGISTER, on_unregister},
+    {PB__ENVELOPE__BODY_LEAVE, on_leave},
+};
+
+static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
+{
+    struct member *member = owner;
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++) {
+        if (handlers[i].body_case != frame->envelope->body_case)
+            continue;
+        if (frame->n_fds > 0 && handlers[i].handle != on_register) {
+            conn_push_error(conn, -GRADD_ERR_PROTOCOL, "descriptors where none belong");
+            conn_close(conn, "descriptors where none belong");
+            return;
+        }
+        handlers[i].handle(member, frame);
+        return;
+    }
+    conn_push_error(conn, -GRADD_ERR_PROTOCOL, "a message that the worker does not know");
+}
+
+static void on_batch_end(void *owner, struct conn *conn)
+{
+    struct member *member = owner;
+    epoch_turn(member->epoch);
+}
+
+static void on_closed(void *owner, struct conn *conn, const char *reason)
+{
+    struct member *member = owner;
+    epoch_on_member_closed(member->epoch, member, reason);
+}
+
+static const struct conn_ops member_conn_ops = {
+    .on_frame = on_frame,
+    .on_batch_end = on_batch_end,
+    .on_closed = on_closed,
+};

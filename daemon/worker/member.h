@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A member: one trainer's rank in an epoch, with its socket, its regions and its requests.
+ *
+ * Thread: loop. A member lives as long as its epoch, so that requests may point to it whatever
+ * happens to the trainer; only the connection ends earlier.
+ */
+#ifndef GRADD_MEMBER_H
+#define GRADD_MEMBER_H
+
+#include <sys/queue.h>
+
+#include "base/conn.h"
+#include "worker/backend/backend.h"
+#include "worker/buffer/region.h"
+#include "worker/plan/signature.h"
+
+struct epoch;
+struct member;
+
+enum member_state {
+    MEMBER_ACTIVE, /* connected */
+    MEMBER_ENDED,  /* its connection is over; why is about to be decided (epoch_on_lost) */
+    MEMBER_LEFT,   /* said Leave */
+    MEMBER_LOST,   /* ended without Leave */
+};
+
+/* One rank's part of an op, from its submission to its completion. Recycled by its member. */
+struct request {
+    struct member *member;
+    uint64_t id;
+    struct backend_part part;
+    uint64_t ready;   /* elements that may be executed */
+    bool is_streamed; /* submitted with ready < count: wants Progress, gets Feed */
+    void *run;        /* exec's, once the op is ready */
+    struct region *in_region, *out_region; /* pinned */
+    uint64_t bytes;
+    uint64_t *counts;
+    size_t counts_capacity;
+    UT_hash_handle hh;         /* while streamed: by id */
+    SLIST_ENTRY(request) link; /* while spare */
+};
+
+struct member_stats {
+    uint64_t ops_done, ops_failed, bytes;
+    uint32_t in_flight;
+    double late_mean_us, late_max_us; /* over recent ops: weights halve about every 45 ops */
+    char last_tensor[PLAN_NAME_MAX + 1];
+};
+
+enum { MEMBER_DONE_MAX = 256 };
+
+struct member {
+    struct epoch *epoch;
+    enum member_state state;
+    uint32_t rank, local_rank, uid;
+    int pid;
+    char source[64];
+    struct conn *conn; /* NULL: over */
+    struct region_table regions;
+    struct request *streamed;
+    SLIST_HEAD(, request) spare;
+    uint64_t done_ids[MEMBER_DONE_MAX]; /* successes not sent yet */
+    size_t n_done;
+    struct member_stats stats;
+};
+
+/* take_fd is owned. 0 or -ENOMEM (then the member has state MEMBER_ENDED). */
+int member_init(struct member *member, struct epoch *epoch, uint32_t rank, int take_fd);
+void member_deinit(struct member *member);
+/* End the connection and give up the regions; state says why. Idempotent. */
+void member_disconnect(struct member *member, enum member_state state);
+
+/* The request has ended: tell the trainer, release what it held. counts may be NULL. */
+void member_complete(struct request *request, int status, const char *text, const uint64_t *counts,
+                     size_t n_counts);
+/* Elements below `done` are final. */
+void member_progress(struct request *request, uint64_t done);
+/* Send what has been queued. */
+void member_flush(struct member *member);
+void member_push_failed(struct member *member, uint64_t epoch, int status, const char *text,
+                        int rank, int pid);
+
+#endif

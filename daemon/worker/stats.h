@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What gradctl sees of a worker: an epoch's figures as a message. Thread: loop. */
+#ifndef GRADD_STATS_H
+#define GRADD_STATS_H
+
+#include "worker/epoch.h"
+
+/* Calls push with the reply to request `seq`; epoch may be NULL. The reply is valid in push only.
+ */
+void stats_reply(struct epoch *epoch, const struct region_quota *quota, uint64_t seq,
+                 void (*push)(void *data, Pb__StatsReply *reply), void *data);
+
+#endif

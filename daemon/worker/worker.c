@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/conn.h"
+#include "base/log.h"
+#include "worker/epoch.h"
+#include "worker/reduce/reduce.h"
+#include "worker/stats.h"
+
+enum { DAEMON_QUEUE_BYTES = 16 * 1024 * 1024 };
+
+struct worker {
+    struct loop *loop;
+    struct conn *daemon; /* NULL: gone */
+    struct chores *chores;
+    struct region_quota quota;
+    struct epoch_setup setup;
+    struct epoch *epoch;   /* the current one, or NULL */
+    struct epoch *retired; /* still running on the backend */
+};
+
+/* ------------------------------------------------------------------ to the daemon */
+
+static void push(struct worker *worker, Pb__Envelope__BodyCase body_case, void *body)
+{
+    if (!worker->daemon)
+        return;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    envelope.body_case = body_case;
+    envelope.ready = body; /* the members of the union are all pointers */
+    conn_push(worker->daemon, &envelope);
+}
+
+static void on_member_gone(void *data, uint64_t epoch, const struct member *member, int status,
+                           const char *text)
+{
+    Pb__MemberGone gone = PB__MEMBER_GONE__INIT;
+    gone.epoch = epoch;
+    gone.rank = member->rank;
+    gone.failed = status != GRADD_OK;
+    gone.code = (uint32_t)-status;
+    gone.text = (char *)text;
+    push(data, PB__ENVELOPE__BODY_MEMBER_GONE, &gone);
+}
+
+static void on_stall(void *data, uint64_t epoch, uint32_t n_stalled, const char *text)
+{
+    Pb__StallNotice notice = PB__STALL_NOTICE__INIT;
+    notice.epoch = epoch;
+    notice.n_stalled = n_stalled;
+    notice.text = (char *)text;
+    push(data, PB__ENVELOPE__BODY_STALL_NOTICE, &notice);
+}
+
+/* ------------------------------------------------------------------ epochs */
+
+/* Free the retired epochs of which nothing runs any more. */
+static void sweep(void *data)
+{
+    struct worker *worker = data;
+    struct epoch **link = &worker->retired;
+    while (*link) {
+        struct epoch *epoch = *link;
+        if (epoch_is_idle(epoch)) {
+            *link = epoch->next;
+            epoch_free(epoch);
+        } else {
+            link = &epoch->next;
+        }
+    }
+    if (!worker->daemon && !worker->epoch && !worker->retired)
+        loop_stop(worker->loop);
+}
+
+static void retire_epoch(void *data)
+{
+    struct worker *worker = data;
+    if (!worker->epoch)
+        return;
+    epoch_retire(worker->epoch);
+    worker->epoch->next = worker->retired;
+    worker->retired = worker->epoch;
+    worker->epoch = NULL;
+    loop_defer(worker->loop, sweep, worker);
+}
+
+/* Everybody has left the epoch, or a retired one has finished its last op. */
+static void on_over(void *data)
+{
+    struct worker *worker = data;
+    const struct epoch *epoch = worker->epoch;
+    if (epoch && epoch->n_gone == epoch->size)
+        loop_defer(worker->loop, retire_epoch, worker);
+    loop_defer(worker->loop, sweep, worker);
+}
+
+static void on_epoch_begin(struct worker *worker, struct wire_frame *frame)
+{
+    const Pb__EpochBegin *begin = frame->envelope->epoch_begin;
+    retire_epoch(worker);
+    worker->epoch = epoch_new(&worker->setup, begin->epoch, begin->size);
+    if (!worker->epoch)
+        log_error("worker", "job %s: no memory for epoch %llu of %u ranks", worker->setup.job,
+                  (unsigned long long)begin->epoch, begin->size);
+}
+
+static void on_add_member(struct worker *worker, struct wire_frame *frame)
+{
+    const Pb__AddMember *add = frame->envelope->add_member;
+    if (frame->n_fds != 1 || !worker->epoch || worker->epoch->number != add->epoch)
+        return; /* closing the socket tells the trainer */
+    const struct epoch_member who = {
+        .rank = add->rank,
+        .local_rank = add->local_rank,
+        .uid = add->uid,
+        .pid = add->pid,
+        .source = add->source,
+    };
+    int fd = frame->fds[0];
+    frame->fds[0] = -1;
+    if (epoch_add_member(worker->epoch, &who, fd) < 0)
+        log_error("worker", "job %s: rank %u could not be added", worker->setup.job, add->rank);
+}
+
+static void on_epoch_abort(struct worker *worker, struct wire_frame *frame)
+{
+    const Pb__EpochAbort *abort = frame->envelope->epoch_abort;
+    if (!worker->epoch || worker->epoch->number != abort->epoch)
+        return;
+    /* What the trainer sent before it died counts. */
+    for (uint32_t i = 0; i < worker->epoch->n_added; i++)
+        if (worker->epoch->members[i].conn)
+            conn_drain(worker->epoch->members[i].conn);
+    epoch_fail(worker->epoch, -(int)abort->code, abort->text, abort->rank, abort->pid);
+}
+
+/* ------------------------------------------------------------------ setup and statistics */
+
+static uint64_t ms_to_ns(uint32_t milliseconds)
+{
+    return (uint64_t)milliseconds * 1000000u;
+}
+
+static void on_configure(struct worker *worker, struct wire_frame *frame)
+{
+    const Pb__Configure *configure = frame->envelope->configure;
+    struct epoch_setup *setup = &worker->setup;
+    enum log_level level;
+    if (log_level_parse(configure->log_level, &level))
+        log_set_level(level);
+    snprintf(setup->job, sizeof setup->job, "%s", configure->job);
+    snprintf(setup->node, sizeof setup->node, "%s", configure->node);
+    setup->max_in_flight = configure->max_in_flight ? configure->max_in_flight : 16384;
+    setup->stall_warn_ns = ms_to_ns(configure->stall_warn_ms);
+    setup->op_timeout_ns = ms_to_ns(configure->op_timeout_ms);
+    worker->quota.limit_bytes = configure->memory_bytes ? configure->memory_bytes : UINT64_MAX;
+    if (!setup->backend) {
+        const char *text = "";
+        setup->backend_ops = &backend_host;
+        setup->backend = backend_host.new(worker->loop, configure->threads, &text);
+        if (!setup->backend) {
+            log_error("worker", "job %s: %s", setup->job, text);
+            conn_close(worker->daemon, text);
+            return;
+        }
+    }
+    Pb__Ready ready = PB__READY__INIT;
+    ready.version = (char *)GRADD_VERSION;
+    ready.backend = (char *)setup->backend_ops->name;
+    ready.kernels = (char *)reduce_variant();
+    ready.threads = setup->backend_ops->n_threads(setup->backend);
+    push(worker, PB__ENVELOPE__BODY_READY, &ready);
+}
+
+static void push_stats(void *data, Pb__StatsReply *reply)
+{
+    push(data, PB__ENVELOPE__BODY_STATS_REPLY, reply);
+}
+
+static void on_stats_request(struct worker *worker, struct wire_frame *frame)
+{
+    stats_reply(worker->epoch, &worker->quota, frame->envelope->stats_request->seq, push_stats,
+                worker);
+}
+
+/* ------------------------------------------------------------------ the channel */
+
+static const struct {
+    Pb__Envelope__BodyCase body_case;
+    void (*handle)(struct worker *worker, struct wire_frame *frame);
+} handlers[] = {
+    {PB__ENVELOPE__BODY_CONFIGURE, on_configure},
+    {PB__ENVELOPE__BODY_EPOCH_BEGIN, on_epoch_begin},
+    {PB__ENVELOPE__BODY_ADD_MEMBER, on_add_member},
+    {PB__ENVELOPE__BODY_EPOCH_ABORT, on_epoch_abort},
+    {PB__ENVELOPE__BODY_STATS_REQUEST, on_stats_request},
+};
+
+static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
+{
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++)
+        if (handlers[i].body_case == frame->envelope->body_case)
+            handlers[i].handle(owner, frame);
+}
+
+static void on_closed(void *owner, struct conn *conn, const char *reason)
+{
+    struct worker *worker = owner;
+    conn_free(conn);
+    worker->daemon = NULL;
+    if (worker->epoch && worker->epoch->n_added < worker->epoch->size)
+        retire_epoch(worker); /* it will never be complete */
+    sweep(worker);
+}
+
+static const struct conn_ops daemon_ops = {.on_frame = on_frame, .on_closed = on_closed};
+
+struct worker *worker_new(struct loop *loop, int take_fd)
+{
+    struct worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return NULL;
+    worker->loop = loop;
+    worker->chores = chores_new(loop);
+    worker->daemon =
+        worker->chores ? conn_new(loop, take_fd, DAEMON_QUEUE_BYTES, &daemon_ops, worker) : NULL;
+    if (!worker->daemon) {
+        worker_free(worker);
+        return NULL;
+    }
+    worker->setup = (struct epoch_setup){
+        .loop = loop,
+        .chores = worker->chores,
+        .quota = &worker->quota,
+        .on_member_gone = on_member_gone,
+        .on_stall = on_stall,
+        .on_over = on_over,
+        .data = worker,
+    };
+    return worker;
+}
+
+void worker_free(struct worker *worker)
+{
+    if (!worker)
+        return;
+    conn_free(worker->daemon);
+    worker->daemon = NULL;
+    if (worker->setup.backend)
+        worker->setup.backend_ops->free(worker->setup.backend);
+    epoch_free(worker->epoch);
+    while (worker->retired) {
+        struct epoch *epoch = worker->retired;
+        worker->retired = epoch->next;
+        epoch_free(epoch);
+    }
+    chores_free(worker->chores);
+    free(worker);
+}
