@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gradctl job NAME: every rank of a job, how late it usually is, and what waits for whom. */
+#include "command.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <gradd/types.h>
+
+static const char *kind_name(uint32_t kind)
+{
+    static const char *const names[] = {
+        [GRADD_ALLREDUCE] = "all-reduce",   [GRADD_BROADCAST] = "broadcast",
+        [GRADD_ALLGATHER] = "all-gather",   [GRADD_REDUCE_SCATTER] = "reduce-scatter",
+        [GRADD_ALLTOALL] = "all-to-all",    [GRADD_BARRIER] = "barrier",
+        [GRADD_SET_ADD] = "add set",        [GRADD_SET_REMOVE] = "remove set",
+        [GRADD_JOIN] = "join (out of data)"};
+    return kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
+}
+
+/* ------------------------------------------------------------------ which job */
+
+static void say_no_such_job(struct context *context, const Pb__JobsReply *jobs)
+{
+    const char *name = context->options->name;
+    FILE *stream = fmemopen(context->link->error, sizeof context->link->error, "w");
+    if (!stream)
+        return;
+    fprintf(stream, "no job \"%s\"", name);
+    if (context->options->has_uid)
+        fprintf(stream, " of uid %u", context->options->uid);
+    fprintf(stream, " that uid %d may see; there %s", (int)geteuid(),
+            jobs->n_jobs == 0 ? "are none" : "is");
+    for (size_t i = 0; i < jobs->n_jobs; i++)
+        fprintf(stream, "%s \"%s\" (uid %u)", i ? "," : "", jobs->jobs[i]->name,
+                jobs->jobs[i]->uid);
+    fclose(stream);
+}
+
+/*
+ * Whose job of that name is meant: the caller's own, else the only one there is. The answer comes
+ * from the list of jobs, which also tells a person what there is instead.
+ */
+static int find_owner(struct context *context, uint32_t *out_uid)
+{
+    Pb__JobsRequest body = PB__JOBS_REQUEST__INIT;
+    Pb__Envelope request = PB__ENVELOPE__INIT;
+    request.body_case = PB__ENVELOPE__BODY_JOBS_REQUEST;
+    request.jobs_request = &body;
+    const Pb__Envelope *reply;
+    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_JOBS_REPLY, &reply);
+    if (result != LINK_OK)
+        return result;
+    const struct options *options = context->options;
+    uint32_t wanted = options->has_uid ? options->uid : geteuid();
+    size_t n_found = 0;
+    bool has_wanted = false;
+    for (size_t i = 0; i < reply->jobs_reply->n_jobs; i++) {
+        const Pb__JobSummary *job = reply->jobs_reply->jobs[i];
+        if (strcmp(job->name, options->name) != 0 || (options->has_uid && job->uid != wanted))
+            continue;
+        n_found++;
+        has_wanted |= job->uid == wanted;
+        *out_uid = job->uid;
+    }
+    if (has_wanted)
+        *out_uid = wanted;
+    if (n_found == 0) {
+        say_no_such_job(context, reply->jobs_reply);
+        return LINK_FAILED;
+    }
+    if (n_found > 1 && !has_wanted) {
+        snprintf(context->link->error, sizeof context->link->error,
+                 "%zu users have a job \"%s\": say which with --uid (gradctl jobs lists them)",
+                 n_found, options->name);
+        return LINK_FAILED;
+    }
+    return LINK_OK;
+}
+
+/* ------------------------------------------------------------------ what is said about it */
+
+static void write_summary(struct writer *w, const Pb__JobReply *reply)
+{
+    static const Pb__JobStats no_stats = PB__JOB_STATS__INIT;
+    const Pb__JobSummary *s = reply->summary;
+    const Pb__JobStats *stats = reply->stats ? reply->stats : &no_stats;
+    writer_field(w, "name", "job", value_text(s->name));
+    writer_field(w, "uid", "uid", value_count(s->uid));
+    writer_field(w, "user", "user", value_text(s->user));
+    writer_field(w, "state", "state", value_text(s->state));
+    writer_field(w, "last_error", "last error", value_text(s->last_error));
+    writer_field(w, "size", "ranks", value_count(s->size));
+    writer_field(w, "joined", "joined", value_count(s->n_joined));
+    writer_field(w, "missing", "missing ranks", value_ranks(reply->missing, reply->n_missing));
+    writer_field(w, "epoch", "epoch", value_count(s->epoch));
+    writer_field(w, "age_s", "age", value_seconds(s->age_s));
+    writer_field(w, "worker_pid", "worker pid",
+                 value_count((uint64_t)(s->worker_pid > 0 ? s->worker_pid : 0)));
+    writer_field(w, "backend", "backend", value_text(reply->backend));
+    writer_field(w, "kernels", "kernels", value_text(reply->kernels));
+    writer_field(w, "threads", "threads", value_count(reply->threads));
+    writer_field(w, "ops", "ops done", value_count(stats->ops));
+    writer_field(w, "batches", "batches", value_count(stats->batches));
+    writer_field(w, "bytes", "bytes", value_bytes(stats->bytes));
+    writer_field(w, "memory_bytes", "shared memory", value_bytes(stats->memory_bytes));
+    writer_field(w, "wait_us", "mean wait", value_us(stats->wait_us));
+    writer_field(w, "run_us", "mean run", value_us(stats->run_us));
+    writer_field(w, "stats_stale", "figures stale", value_bool(reply->stats_stale));
+}
+
+static void write_ranks(struct writer *w, const Pb__JobStats *stats)
+{
+    static const struct column columns[] = {
+        {"rank", "RANK"},
+        {"local_rank", "LOCAL"},
+        {"node", "NODE"},
+        {"pid", "PID"},
+        {"uid", "UID"},
+        {"state", "STATE"},
+        {"ops_done", "OPS"},
+        {"ops_failed", "FAILED"},
+        {"bytes", "BYTES"},
+        {"in_flight", "IN FLIGHT"},
+        {"late_mean_us", "LATE (MEAN)"},
+        {"late_max_us", "LATE (MAX)"},
+        {"memory_bytes", "MEMORY"},
+        {"source", "IDENTITY FROM"},
+        {"last_tensor", "LAST TENSOR"},
+    };
+    writer_table_begin(w, "ranks", "ranks", columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; stats && i < stats->n_ranks; i++) {
+        const Pb__RankStats *r = stats->ranks[i];
+        const struct value values[] = {
+            value_count(r->rank),         value_count(r->local_rank),
+            value_text(r->node),          value_count((uint64_t)(r->pid > 0 ? r->pid : 0)),
+            value_count(r->uid),          value_text(r->state),
+            value_count(r->ops_done),     value_count(r->ops_failed),
+            value_bytes(r->bytes),        value_count(r->in_flight),
+            value_us(r->late_mean_us),    value_us(r->late_max_us),
+            value_bytes(r->memory_bytes), value_text(r->source),
+            value_text(r->last_tensor),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
+static void write_stalls(struct writer *w, const Pb__JobStats *stats)
+{
+    static const struct column columns[] = {
+        {"tensor", "STALLED TENSOR"},
+        {"kind", "KIND"},
+        {"waited_s", "FOR"},
+        {"since", "SINCE"},
+        {"missing", "WAITS FOR RANKS"},
+        {"present", "RANKS PRESENT"},
+    };
+    double now = (double)time(NULL);
+    writer_table_begin(w, "stalls", "stalls", columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; stats && i < stats->n_stalls; i++) {
+        const Pb__Stall *s = stats->stalls[i];
+        double waited_s = (double)s->waited_ms / 1e3;
+        const struct value values[] = {
+            value_text(s->name),
+            value_text(kind_name(s->kind)),
+            value_seconds(waited_s),
+            value_time(now - waited_s),
+            value_ranks(s->missing, s->n_missing),
+            value_ranks(s->present, s->n_present),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
+static int run(struct context *context)
+{
+    uint32_t uid = 0;
+    int result = find_owner(context, &uid);
+    if (result != LINK_OK)
+        return result;
+    Pb__JobRequest body = PB__JOB_REQUEST__INIT;
+    body.name = (char *)context->options->name;
+    body.has_uid = true;
+    body.uid = uid;
+    Pb__Envelope request = PB__ENVELOPE__INIT;
+    request.body_case = PB__ENVELOPE__BODY_JOB_REQUEST;
+    request.job_request = &body;
+    const Pb__Envelope *reply;
+    result = link_request(context->link, &request, PB__ENVELOPE__BODY_JOB_REPLY, &reply);
+    if (result != LINK_OK)
+        return result;
+    const Pb__JobReply *job = reply->job_reply;
+    if (!job->summary) {
+        snprintf(context->link->error, sizeof context->link->error,
+                 "the daemon at %s (%s) described no job", context->link->socket,
+                 context->link->version);
+        return LINK_FAILED;
+    }
+    write_summary(context->writer, job);
+    write_ranks(context->writer, job->stats);
+    write_stalls(context->writer, job->stats);
+    bool is_degraded = strcmp(job->summary->state, "failed") == 0 || job->summary->n_stalled > 0 ||
+                       (job->stats && job->stats->n_stalls > 0);
+    return is_degraded ? EXIT_CODE_DEGRADED : LINK_OK;
+}
+
+const struct command command_job = {
+    .name = "job",
+    .argument = "NAME",
+    .help = "one job: its ranks, how late each arrives, what is stalled",
+    .takes_uid = true,
+    .run = run,
+};

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gradctl status: is this node's daemon well, and if not, why. */
+#include "command.h"
+
+static int run(struct context *context)
+{
+    Pb__StatusRequest body = PB__STATUS_REQUEST__INIT;
+    Pb__Envelope request = PB__ENVELOPE__INIT;
+    request.body_case = PB__ENVELOPE__BODY_STATUS_REQUEST;
+    request.status_request = &body;
+    const Pb__Envelope *reply;
+    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_STATUS_REPLY, &reply);
+    if (result != LINK_OK)
+        return result;
+    const Pb__StatusReply *s = reply->status_reply;
+    struct writer *w = context->writer;
+    bool is_degraded = s->n_problems > 0;
+    writer_field(w, "node", "node", value_text(s->node));
+    writer_field(w, "state", "state", value_text(s->state));
+    writer_field(w, "degraded", "degraded", value_bool(is_degraded));
+    writer_field(w, "problems", "problems", value_texts(s->problems, s->n_problems));
+    writer_field(w, "version", "version", value_text(s->version));
+    writer_field(w, "protocol_min", "protocol from", value_count(s->protocol_min));
+    writer_field(w, "protocol_max", "protocol to", value_count(s->protocol_max));
+    writer_field(w, "pid", "pid", value_count((uint64_t)s->pid));
+    writer_field(w, "uptime_s", "up for", value_seconds(s->uptime_s));
+    writer_field(w, "socket", "socket", value_text(context->link->socket));
+    writer_field(w, "jobs", "jobs", value_count(s->n_jobs));
+    writer_field(w, "sessions", "sessions", value_count(s->n_sessions));
+    writer_field(w, "stalled", "stalled tensors", value_count(s->n_stalled));
+    writer_field(w, "failed", "failed jobs", value_count(s->n_failed));
+    writer_field(w, "config_file", "config file", value_text(s->config_file));
+    writer_field(w, "config_error", "config error", value_text(s->config_error));
+    return is_degraded ? EXIT_CODE_DEGRADED : LINK_OK;
+}
+
+const struct command command_status = {
+    .name = "status",
+    .help = "the daemon's state, and what is wrong with it",
+    .run = run,
+};

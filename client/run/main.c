@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gradrun: runs a command as the ranks of one job on this node. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "args.h"
+#include "environment.h"
+#include "launch.h"
+
+static int check_exports(const struct args *args, char *error, size_t bytes)
+{
+    for (const char **x = args->exports; x && *x; x++)
+        if (environment_check_export(*x, environ, error, bytes) < 0)
+            return -1;
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct args args;
+    char error[512];
+    int code = LAUNCH_EXIT_USAGE;
+    if (args_parse(&args, argc, argv, error, sizeof error) < 0) {
+        fprintf(stderr, "gradrun: %s\n", error);
+    } else if (args.wants_help) {
+        args_print_help(stdout);
+        code = 0;
+    } else if (args.wants_version) {
+        printf("gradrun %s\n", GRADD_VERSION);
+        code = 0;
+    } else if (check_exports(&args, error, sizeof error) < 0) {
+        fprintf(stderr, "gradrun: %s\n", error);
+    } else {
+        code = launch_run(&args);
+    }
+    args_deinit(&args);
+    return code;
+}
