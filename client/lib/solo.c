@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A world of one: every op is a copy, scaled where a factor is given.
+ *
+ * Invariant: the result is what the worker would give for one rank, so that a program may count on
+ * it whether it was launched or just started. Factors are applied one after the other: floating
+ * types in their own precision (half types in float32, rounded once at the end), integers in
+ * double, truncated and saturating after each factor.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "context.h"
+
+/* ------------------------------------------------------------------ half types */
+
+static float float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t bits_of_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static float widen_bf16(uint16_t half)
+{
+    return float_of_bits((uint32_t)half << 16);
+}
+
+static uint16_t narrow_bf16(float value)
+{
+    uint32_t bits = bits_of_float(value);
+    if (isnan(value))
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float widen_f16(uint16_t half)
+{
+    int exponent = half >> 10 & 31;
+    float fraction = (float)(half & 1023);
+    float magnitude;
+    if (exponent == 31)
+        magnitude = half & 1023 ? NAN : INFINITY;
+    else if (exponent == 0)
+        magnitude = ldexpf(fraction, -24);
+    else
+        magnitude = ldexpf(1024 + fraction, exponent - 25);
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+static uint16_t narrow_f16(float value)
+{
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    float magnitude = fabsf(value);
+    if (isnan(value))
+        return sign | 0x7e00;
+    if (magnitude >= 65520)
+        return sign | 0x7c00; /* half way beyond the largest finite value: infinity */
+    int exponent;
+    frexpf(magnitude, &exponent);
+    if (exponent < -13)
+        exponent = -13; /* subnormal: the unit stays 2^-24 */
+    /* In units of the last place; scaling by a power of two is exact, so this rounds once. */
+    uint32_t units = (uint32_t)lrintf(ldexpf(magnitude, 11 - exponent));
+    /* 1024 units carry into the exponent's bits, which is the right neighbour. */
+    return (uint16_t)(sign | (units + ((uint32_t)(exponent + 13) << 10)));
+}
+
+/* ------------------------------------------------------------------ scaling */
+
+struct integer_range {
+    double low, beyond; /* beyond: the first value above that a double can hold */
+    int64_t low_int, high_int;
+};
+
+static int64_t scale_integer(int64_t value, double factor, const struct integer_range *range)
+{
+    if (factor == 1)
+        return value;
+    double scaled = trunc((double)value * factor);
+    if (scaled <= range->low)
+        return range->low_int;
+    return scaled >= range->beyond ? range->high_int : (int64_t)scaled;
+}
+
+#define SCALE_FLOATS(name, type, wide, widen, narrow)                                              \
+    static void name(const void *in, void *out, size_t n, double pre, double post)                 \
+    {                                                                                              \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            type element;                                                                          \
+            memcpy(&element, (const uint8_t *)in + i * sizeof element, sizeof element);            \
+            wide value = widen(element);                                                           \
+            if (pre != 1)                                                                          \
+                value *= (wide)pre;                                                                \
+            if (post != 1)                                                                         \
+                value *= (wide)post;                                                               \
+            element = narrow(value);                                                               \
+            memcpy((uint8_t *)out + i * sizeof element, &element, sizeof element);                 \
+        }                                                                                          \
+    }
+
+#define SCALE_INTEGERS(name, type, low, high)                                                      \
+    static void name(const void *in, void *out, size_t n, double pre, double post)                 \
+    {                                                                                              \
+        const struct integer_range range = {(double)(low), (double)(high), (low), (high)};         \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            type element;                                                                          \
+            memcpy(&element, (const uint8_t *)in + i * sizeof element, sizeof element);            \
+            int64_t value = scale_integer(element, pre, &range);                                   \
+            element = (type)scale_integer(value, post, &range);                                    \
+            memcpy((uint8_t *)out + i * sizeof element, &element, sizeof element);                 \
+        }                                                                                          \
+    }
+
+SCALE_FLOATS(scale_f32, float, float, , )
+SCALE_FLOATS(scale_f64, double, double, , )
+SCALE_FLOATS(scale_f16, uint16_t, float, widen_f16, narrow_f16)
+SCALE_FLOATS(scale_bf16, uint16_t, float, widen_bf16, narrow_bf16)
+SCALE_INTEGERS(scale_i8, int8_t, INT8_MIN, INT8_MAX)
+SCALE_INTEGERS(scale_u8, uint8_t, 0, UINT8_MAX)
+SCALE_INTEGERS(scale_i32, int32_t, INT32_MIN, INT32_MAX)
+SCALE_INTEGERS(scale_i64, int64_t, INT64_MIN, INT64_MAX)
+
+static void (*const scale[])(const void *in, void *out, size_t n, double pre, double post) = {
+    [GRADD_I8] = scale_i8,   [GRADD_U8] = scale_u8,     [GRADD_I32] = scale_i32,
+    [GRADD_I64] = scale_i64, [GRADD_F16] = scale_f16,   [GRADD_F32] = scale_f32,
+    [GRADD_F64] = scale_f64, [GRADD_BF16] = scale_bf16,
+};
+
+static void reduce_one(const struct gradd_op *request, const struct op_shape *shape)
+{
+    if (shape->prescale != 1 || shape->postscale != 1)
+        scale[request->dtype](request->in, request->out, request->count, shape->prescale,
+                              shape->postscale);
+    else if (request->out != request->in && shape->in_bytes)
+        memcpy(request->out, request->in, shape->in_bytes);
+}
+
+/* ------------------------------------------------------------------ kinds */
+
+static int copy_if_it_fits(const struct gradd_op *request, const struct op_shape *shape,
+                           struct op *op, const char **out_text)
+{
+    if (request->count > request->out_capacity) {
+        *out_text = "the elements of all ranks do not fit into out_capacity";
+        return GRADD_ERR_INVALID;
+    }
+    if (request->in != request->out && shape->in_bytes)
+        memcpy(request->out, request->in, shape->in_bytes);
+    return op_set_counts(op, &request->count, 1) < 0 ? GRADD_ERR_NO_MEMORY : GRADD_OK;
+}
+
+static int set_result(struct op *op, uint64_t result)
+{
+    return op_set_counts(op, &result, 1) < 0 ? GRADD_ERR_NO_MEMORY : GRADD_OK;
+}
+
+/* The only set of a world of one is {0}; asking for it again gives the same id. */
+static int add_set(struct gradd *g, struct op *op, const struct op_shape *shape,
+                   const char **out_text)
+{
+    if (shape->counts[0] != 0) {
+        *out_text = "a process set of a world of one can contain rank 0 only";
+        return GRADD_ERR_INVALID;
+    }
+    return set_result(op, g->n_sets > 0 ? g->sets[0].id : ++g->n_sets_made);
+}
+
+static int remove_set(const struct gradd *g, const struct op *op, const char **out_text)
+{
+    if (context_find_set(g, op->set.id))
+        return GRADD_OK;
+    *out_text = "there is no such process set";
+    return GRADD_ERR_INVALID;
+}
+
+int solo_run(struct gradd *g, struct op *op, const struct gradd_op *request,
+             const struct op_shape *shape, const char **out_text)
+{
+    switch ((enum gradd_kind)request->kind) {
+    case GRADD_ALLREDUCE:
+    case GRADD_REDUCE_SCATTER:
+        reduce_one(request, shape);
+        return GRADD_OK;
+    case GRADD_BROADCAST:
+        if (shape->out_bytes && request->out != request->in)
+            memcpy(request->out, request->in, shape->in_bytes);
+        return GRADD_OK;
+    case GRADD_ALLGATHER:
+    case GRADD_ALLTOALL:
+        return copy_if_it_fits(request, shape, op, out_text);
+    case GRADD_BARRIER:
+        return GRADD_OK;
+    case GRADD_SET_ADD:
+        return add_set(g, op, shape, out_text);
+    case GRADD_SET_REMOVE:
+        return remove_set(g, op, out_text);
+    case GRADD_JOIN:
+        return set_result(op, 0);
+    }
+    *out_text = "an unknown kind of collective";
+    return GRADD_ERR_INTERNAL;
+}
