@@ -175,6 +175,49 @@ def allreduce(name: str, key: str, redop: int = api.SUM, dtype: int = api.F32,
         dtype, redop))
 
 
+def wait_and_count(handle: int, context: str) -> dict[str, Any]:
+    """The counts of a one-op submission, read before its handle goes."""
+    g = contexts[context]
+    while (status := lib.gradd_test(g, handle)) == api.STATUS["PENDING"]:
+        select.select([lib.gradd_fd(g)], [], [], 10.0)
+        lib.gradd_progress(g)
+    result = outcome(status)
+    out = (ctypes.c_uint64 * 64)()
+    n = lib.gradd_counts(g, handle, 0, out, 64)
+    lib.gradd_release(g, handle)
+    return {**result, "counts": list(out[: max(n, 0)])}
+
+
+@command
+def wait_counts(handle: str, context: str = "g") -> dict[str, Any]:
+    return wait_and_count(handles[handle], context)
+
+
+@command
+def add_set(name: str, ranks: list[int], context: str = "g") -> dict[str, Any]:
+    op = api.make_op(kind=api.SET_ADD, name=name, counts=ranks, count=len(ranks))
+    handle = lib.gradd_submit(contexts[context], ctypes.byref(op), 1)
+    if handle < 0:
+        return outcome(handle)
+    result = wait_and_count(handle, context)
+    return {**result, "set": result["counts"][0] if result["counts"] else None}
+
+
+@command
+def remove_set(set: int, context: str = "g") -> dict[str, Any]:
+    op = api.make_op(kind=api.SET_REMOVE, name=f"remove.{set}", root=set)
+    handle = lib.gradd_submit(contexts[context], ctypes.byref(op), 1)
+    return outcome(lib.gradd_wait(contexts[context], handle, -1.0) if handle > 0 else handle)
+
+
+@command
+def overlap(context: str = "g") -> dict[str, Any]:
+    array, _ = collectives.make_array(lib, contexts[context], 200, api.F32)
+    pointer = array.ctypes.data
+    return outcome(lib.gradd_allreduce(
+        contexts[context], b"overlap", pointer, pointer + 40, 100, api.F32, api.SUM))
+
+
 @command
 def cycles(n: int, **how: Any) -> dict[str, Any]:
     """Join, barrier and leave n times. Stops at the first error."""
