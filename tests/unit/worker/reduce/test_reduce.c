@@ -455,9 +455,18 @@ static void choose_range(struct trial *t)
     t->end = t->begin + random_below(MAX_ELEMENTS - 100);
 }
 
+/* A NaN whose payload is all ones is the one that careless rounding turns into a zero. */
 static const struct {
     double pre, post;
-} factors[] = {{1, 1}, {1.0 / 3, 1}, {1, 0.7}, {0.25, -3.3}, {1e30, 1e-30}};
+} factors[] = {
+    {1, 1},
+    {1.0 / 3, 1},
+    {1, 0.7},
+    {0.25, -3.3},
+    {1e30, 1e-30},
+    {__builtin_nan("0x7ffffffffffff"), 1},
+    {1, __builtin_nan("0x7ffffffffffff")},
+};
 
 static void run_all_shapes(struct trial *t)
 {
