@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The jobs of this node: each a membership, its worker, and how long it is kept.
+ *
+ * Thread: loop. Invariant: a job has a worker from its first join until it is forgotten, except
+ * between a worker's death and the next join; every trainer that waits in a job gets Joined or an
+ * error, and every trainer in an epoch that fails is told.
+ */
+#ifndef GRADD_CONTROL_JOB_H
+#define GRADD_CONTROL_JOB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uthash.h>
+
+#include "control/membership.h"
+#include "control/worker_process.h"
+
+struct job_key {
+    uid_t uid;
+    char name[MEMBERSHIP_NAME_MAX + 1]; /* zero padded: the whole struct is hashed */
+};
+
+struct job {
+    struct job_key key;
+    UT_hash_handle hh;
+    struct jobs *jobs;
+    struct membership membership;
+    struct peer owner; /* rights of who joined first; its pidfd is -1 */
+    char user[64];
+    struct worker_process *worker; /* NULL: none is running */
+    struct watch *linger;
+    uint64_t created_ns;
+    unsigned n_restarts; /* of the worker, since an epoch last began */
+    unsigned n_stalled;
+    char stall_text[512];
+    uint64_t stats_seq; /* of the last StatsRequest */
+    void *stats;        /* the last StatsReply's JobStats, packed */
+    size_t stats_bytes;
+};
+
+struct jobs {
+    struct loop *loop;
+    const struct config *config;
+    const struct worker_setup *setup;
+    const char *node;
+    struct job *by_key;
+    bool is_draining;
+    /* A job has changed or gone. */
+    void (*on_change)(void *owner);
+    /* job->stats is the answer to job->stats_seq. */
+    void (*on_stats)(void *owner, struct job *job);
+    void *owner;
+};
+
+/* The owner fills the public fields before and calls deinit after the loop has ended. */
+void jobs_deinit(struct jobs *jobs);
+
+/*
+ * A trainer joins: member has rank, size, pid, source and session set and is MEMBER_NONE. 0:
+ * session_on_joined() or session_on_join_refused() follows, perhaps already inside. Negative:
+ * *out_fault.
+ */
+int jobs_join(struct jobs *jobs, const char *name, const struct peer *peer, struct member *member,
+              struct fault *out_fault);
+
+/* The member goes in order (or stops waiting). Allowed in every state. */
+void job_member_leave(struct member *member);
+
+/* The member of a living epoch is gone without leaving; how: "was killed by signal 9 (Killed)". */
+void job_member_lost(struct member *member, const char *how);
+
+/* The wait of one member has taken its time: all that wait are told who is missing. */
+void job_join_timed_out(struct member *member, uint64_t waited_ms);
+
+struct job *jobs_find(struct jobs *jobs, uid_t uid, const char *name);
+
+/* Ask the worker for statistics; on_stats() follows. False: there is nobody to ask. */
+bool job_request_stats(struct job *job);
+
+/* No new joins; who waits is refused; lingering workers end. */
+void jobs_drain(struct jobs *jobs);
+/* Fail what still runs. */
+void jobs_abort(struct jobs *jobs, const char *why);
+unsigned jobs_count_running(const struct jobs *jobs);
+
+#endif
