@@ -25,6 +25,8 @@
 static const double grace_s = 5;   /* from SIGTERM to SIGKILL */
 static const double start_s = 15;  /* for the private daemon to listen */
 static const double close_s = 10;  /* for the private daemon to end */
+static const double flush_s = 2;   /* for the console to take what is left, after Ctrl-C */
+static const double burst_s = 0.2; /* signals this close are one: timeout(1) sends two */
 static const double tick_s = 0.02; /* between looks at processes that are not our children */
 
 enum launch_state {
@@ -42,9 +44,10 @@ struct launch {
     enum launch_state state;
     int exit_code;
     int signal_fd;
-    sigset_t old_mask;
+    const sigset_t *rank_mask;
     bool is_interrupted, is_killing;
     double timeout_at, kill_at; /* monotonic seconds; INFINITY: never */
+    double interrupted_at;      /* valid when is_interrupted */
     struct sink sinks[2];       /* stdout and stderr; the second is unused when they are one */
     struct sink *messages;      /* the one that leads to stderr */
     struct ranks_output output;
@@ -175,6 +178,7 @@ static void begin_flushing(struct launch *l)
     if (l->daemon_output.fd >= 0)
         stream_drain(&l->daemon_output);
     l->state = LAUNCH_FLUSHING;
+    l->kill_at = l->is_interrupted ? now_s() + flush_s : INFINITY;
 }
 
 /* ------------------------------------------------------------------ beginning */
@@ -198,7 +202,7 @@ static void start_ranks(struct launch *l)
     if (l->args->timeout_s > 0)
         l->timeout_at = now_s() + l->args->timeout_s;
     l->environment.master_port = free_port();
-    int rc = ranks_start(&l->ranks, l->args->command, &l->environment, &l->output, &l->old_mask,
+    int rc = ranks_start(&l->ranks, l->args->command, &l->environment, &l->output, l->rank_mask,
                          error, sizeof error);
     if (rc < 0) {
         say(l, "%s", error);
@@ -219,7 +223,7 @@ static void start_private(struct launch *l)
         .program = program,
         .log_level = l->args->is_verbose ? "info" : "warning",
         .settings = l->args->settings,
-        .mask = &l->old_mask,
+        .mask = l->rank_mask,
     };
     if (private_start(&l->daemon, &options, error, sizeof error) < 0) {
         say(l, "%s", error);
@@ -254,7 +258,7 @@ static void begin(struct launch *l)
         begin_ending(l, LAUNCH_EXIT_FAILED);
     } else {
         if (strcmp(socket, LINK_DEFAULT_SOCKET) != 0 || l->args->is_verbose)
-            say(l, "%s; starting a private daemon", reason);
+            say(l, "%s", reason);
         start_private(l);
     }
 }
@@ -317,6 +321,8 @@ static void on_child(struct launch *l, pid_t pid)
 
 static void on_end_signal(struct launch *l, int signal)
 {
+    if (l->is_interrupted && now_s() < l->interrupted_at + burst_s)
+        return;
     if (l->state == LAUNCH_FLUSHING) {
         l->state = LAUNCH_DONE;
     } else if (l->is_interrupted) {
@@ -324,6 +330,7 @@ static void on_end_signal(struct launch *l, int signal)
         l->kill_at = 0;
     } else {
         l->is_interrupted = true;
+        l->interrupted_at = now_s();
         if (n_living(l) > 0)
             say(l, "SIG%s; ending %u rank(s) (again: kill at once)", sigabbrev_np(signal),
                 n_living(l));
@@ -367,8 +374,12 @@ static void on_time(struct launch *l)
         say(l, "--timeout of %g s passed; ending all ranks", l->args->timeout_s);
         begin_ending(l, LAUNCH_EXIT_TIMEOUT);
     }
-    if (now < l->kill_at || l->state >= LAUNCH_FLUSHING)
+    if (now < l->kill_at)
         return;
+    if (l->state >= LAUNCH_FLUSHING) {
+        l->state = LAUNCH_DONE;
+        return;
+    }
     if (l->state == LAUNCH_STARTING) {
         say(l, "the private daemon (pid %d) was not ready within %g s", (int)l->daemon.pid,
             start_s);
@@ -423,12 +434,11 @@ static int poll_ms(const struct launch *l)
     if (l->state == LAUNCH_RUNNING && l->timeout_at < at)
         at = l->timeout_at;
     double left = at - now_s();
-    bool has_strangers = l->state == LAUNCH_SWEEPING || l->is_killing ||
+    bool has_strangers = l->state == LAUNCH_SWEEPING ||
+                         (l->is_killing && l->state < LAUNCH_FLUSHING) ||
                          (l->state == LAUNCH_CLOSING && !l->has_daemon);
     if (has_strangers && (left > tick_s || left < 0))
         left = tick_s;
-    if (l->state == LAUNCH_FLUSHING)
-        left = INFINITY;
     if (left <= 0)
         return 0;
     return left > 1e6 ? -1 : (int)(left * 1000) + 1;
@@ -506,9 +516,8 @@ static int watch_signals(struct launch *l)
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof watched / sizeof watched[0]; i++)
         sigaddset(&set, watched[i]);
-    sigprocmask(SIG_BLOCK, &set, &l->old_mask);
+    sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL); /* an ignored SIGCHLD would reap the ranks behind our back */
     l->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return l->signal_fd < 0 ? -errno : 0;
 }
@@ -570,9 +579,10 @@ static void tear_down(struct launch *l)
     free(l->polled);
 }
 
-int launch_run(const struct args *args)
+int launch_run(const struct args *args, const sigset_t *rank_mask)
 {
     struct launch l = {.args = args,
+                       .rank_mask = rank_mask,
                        .signal_fd = -1,
                        .timeout_at = INFINITY,
                        .kill_at = INFINITY,

@@ -10,6 +10,8 @@
 #ifndef GRADD_RUN_LAUNCH_H
 #define GRADD_RUN_LAUNCH_H
 
+#include <signal.h>
+
 #include "args.h"
 
 enum launch_exit {
@@ -20,7 +22,10 @@ enum launch_exit {
     LAUNCH_EXIT_NOT_FOUND = 127,
 };
 
-/* Run the job. The exit code: that of the rank that failed first, 128 + signal, or one of ours. */
-int launch_run(const struct args *args);
+/*
+ * Run the job. rank_mask is the signal mask that ranks get. The exit code: that of the rank that
+ * failed first, 128 + signal, or one of ours.
+ */
+int launch_run(const struct args *args, const sigset_t *rank_mask);
 
 #endif

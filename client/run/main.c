@@ -5,6 +5,7 @@
 
 #include "args.h"
 #include "environment.h"
+#include "front.h"
 #include "launch.h"
 
 static int check_exports(const struct args *args, char *error, size_t bytes)
@@ -31,7 +32,7 @@ int main(int argc, char **argv)
     } else if (check_exports(&args, error, sizeof error) < 0) {
         fprintf(stderr, "gradrun: %s\n", error);
     } else {
-        code = launch_run(&args);
+        code = front_run(&args);
     }
     args_deinit(&args);
     return code;

@@ -195,8 +195,8 @@ int private_start(struct private_daemon *daemon, const struct private_options *o
     if (rc == 0)
         rc = spawn_daemon(daemon, options, &pipes);
     if (rc < 0) {
-        snprintf(error, bytes, "cannot start the private daemon %s: %s", options->program,
-                 strerror(-rc));
+        snprintf(error, bytes, "cannot start the private daemon %s: %s%s", options->program,
+                 strerror(-rc), rc == -ENOENT ? " (GRADD_DAEMON may name another gradd)" : "");
         pipes_close(&pipes);
         remove_dir(daemon);
         return rc;
