@@ -21,7 +21,7 @@
 
 const struct config_option config_options[] = {
     {"daemon", "socket", CONFIG_TEXT, PLACE(socket), 1, 107, "/run/gradd/gradd.sock", CONFIG_FIXED,
-     "Path of the socket on which trainers and *gradctl*(1) reach the daemon. A socket passed by "
+     "Path of the socket on which trainers and gradctl reach the daemon. A socket passed by "
      "the service manager takes precedence."},
     {"daemon", "socket_mode", CONFIG_MODE, PLACE(socket_mode), 0, 0777, "0666", CONFIG_FIXED,
      "Permissions of the socket. Every user may connect by default: who a client is, is decided "

@@ -20,7 +20,7 @@
 enum {
     ADMIN_RESERVE = 32,  /* connections beyond max_sessions, for administrators */
     UID_RESERVE = 8,     /* connections of one user beyond max_sessions_per_uid, to ask */
-    FDS_PER_SESSION = 6, /* socket, pidfd, and both ends of a new pair on their way */
+    FDS_PER_SESSION = 3, /* socket, pidfd, and room for what is on its way */
     FDS_OF_DAEMON = 128,
 };
 
@@ -40,6 +40,11 @@ int daemon_configure(const struct daemon_arguments *arguments, struct config *ou
         rc = 0;
     for (size_t i = 0; i < arguments->n_settings && rc == 0; i++)
         rc = config_set(out_config, arguments->settings[i], "--set", out_error);
+    if (arguments->private_dir && rc == 0) {
+        char setting[512];
+        snprintf(setting, sizeof setting, "socket=%.400s/gradd.sock", arguments->private_dir);
+        rc = config_set(out_config, setting, "--private", out_error);
+    }
     return rc;
 }
 
@@ -159,12 +164,8 @@ static void on_connection(void *data, int take_fd)
 
 static int open_listener(struct daemon *daemon)
 {
-    const char *private_dir = daemon->arguments->private_dir;
-    int fd = private_dir ? -1 : systemd_take_listener();
+    int fd = daemon->arguments->private_dir ? -1 : systemd_take_listener();
     if (fd < 0) {
-        if (private_dir)
-            snprintf(daemon->config.socket, sizeof daemon->config.socket, "%.200s/gradd.sock",
-                     private_dir);
         int rc = listener_bind(daemon->config.socket, (mode_t)daemon->config.socket_mode, &fd);
         if (rc < 0) {
             log_error("listener", "%s: %s", daemon->config.socket,

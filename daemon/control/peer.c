@@ -113,17 +113,29 @@ static bool read_zombie_status(const struct peer *peer, int *out_status)
     return *out_status != 0 || geteuid() == 0 || geteuid() == peer->uid;
 }
 
-void peer_describe_end(const struct peer *peer, char *out_text, size_t size)
+/* A process that has been waited for, on Linux 6.15 and later. */
+static bool read_reaped_status(const struct peer *peer, int *out_status)
 {
     struct pidfd_exit_info info = {.mask = PIDFD_EXIT};
+    if (ioctl(peer->pidfd, PIDFD_GET_EXIT_INFO, &info) < 0 || !(info.mask & PIDFD_EXIT))
+        return false;
+    *out_status = info.exit_code;
+    return true;
+}
+
+bool peer_describe_end(const struct peer *peer, char *out_text, size_t size)
+{
     int status;
-    if (peer->pidfd >= 0 && ioctl(peer->pidfd, PIDFD_GET_EXIT_INFO, &info) == 0 &&
-        info.mask & PIDFD_EXIT)
-        describe_wait_status(info.exit_code, out_text, size);
-    else if (peer->pidfd >= 0 && peer->pid > 0 && read_zombie_status(peer, &status))
+    /* Its parent may wait for it between the two: then the first question has an answer after all.
+     */
+    bool is_known = peer->pidfd >= 0 && (read_reaped_status(peer, &status) ||
+                                         (peer->pid > 0 && read_zombie_status(peer, &status)) ||
+                                         read_reaped_status(peer, &status));
+    if (is_known)
         describe_wait_status(status, out_text, size);
     else
         snprintf(out_text, size, "ended");
+    return is_known;
 }
 
 void user_name(uid_t uid, char *out_name, size_t size)

@@ -33,9 +33,9 @@ bool peer_has_ended(const struct peer *peer);
 
 /*
  * How the process ended, as the end of a sentence: "was killed by signal 9 (Killed)", "exited with
- * status 3", or "ended" when the kernel does not tell.
+ * status 3". False, with "ended": the kernel does not tell, or not before its parent has waited.
  */
-void peer_describe_end(const struct peer *peer, char *out_text, size_t size);
+bool peer_describe_end(const struct peer *peer, char *out_text, size_t size);
 
 /* The same from a wait status. */
 void describe_wait_status(int status, char *out_text, size_t size);

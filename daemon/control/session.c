@@ -19,6 +19,8 @@ enum {
 
 /* A process closes its sockets a moment before its end can be seen. */
 static const uint64_t LOSS_GRACE_NS = UINT64_C(100) * 1000000;
+/* Who ended another user's process is told only once its parent has waited for it. */
+static const uint64_t LOSS_RETRY_NS = UINT64_C(5) * 1000000;
 static const uint64_t MS = 1000000;
 
 static void on_frame(void *data, struct conn *conn, struct wire_frame *frame);
@@ -110,7 +112,11 @@ static void lose(struct session *session)
     char end[160], how[224];
     bool has_ended = peer_has_ended(&session->peer);
     if (has_ended) {
-        peer_describe_end(&session->peer, end, sizeof end);
+        bool is_known = peer_describe_end(&session->peer, end, sizeof end);
+        if (!is_known && clock_now_ns() < session->loss_deadline_ns) {
+            watch_arm(session->timer, LOSS_RETRY_NS);
+            return;
+        }
         snprintf(how, sizeof how, "%s without leaving", end);
     } else {
         snprintf(how, sizeof how, "closed its connection%s without leaving",
@@ -121,7 +127,9 @@ static void lose(struct session *session)
     job_member_leave(&session->member);
     /* A process that lives has been told; it may join again. */
     session->state = session->conn && !has_ended ? SESSION_TRAINER : SESSION_CLOSED;
-    if (session->conn && has_ended)
+    if (!session->conn)
+        session_free(session);
+    else if (has_ended)
         conn_close(session->conn, "lost");
 }
 
@@ -130,9 +138,10 @@ static void begin_loss(struct session *session)
 {
     if (session->state == SESSION_LOSING || session->state == SESSION_CLOSED)
         return;
+    bool has_ended = peer_has_ended(&session->peer);
     session->state = SESSION_LOSING;
-    watch_arm(session->timer,
-              peer_has_ended(&session->peer) || !session->process ? 0 : LOSS_GRACE_NS);
+    session->loss_deadline_ns = clock_now_ns() + LOSS_GRACE_NS;
+    watch_arm(session->timer, has_ended || !session->process ? 0 : LOSS_GRACE_NS);
 }
 
 void session_on_lost_at_worker(struct session *session)
@@ -151,7 +160,7 @@ static void on_process_end(void *data, int fd, unsigned events)
     if (session->conn && session->state == SESSION_TRAINER)
         conn_drain(session->conn);
     if (session->member.state == MEMBER_ACTIVE) {
-        session->state = SESSION_LOSING;
+        begin_loss(session);
         watch_arm(session->timer, 0);
     } else if (session->conn) {
         session->state = SESSION_CLOSED;
@@ -193,8 +202,6 @@ static void on_timer(void *data)
         break;
     case SESSION_LOSING:
         lose(session);
-        if (!session->conn)
-            session_free(session);
         break;
     case SESSION_CLOSED:
         break;

@@ -36,6 +36,7 @@ struct session {
     struct watch *process; /* its pidfd; only for trainers */
     struct watch *timer;   /* what for: by state */
     struct member member;
+    uint64_t loss_deadline_ns; /* when the cause of a loss is said, known or not */
     /* A JobRequest that waits for the worker's answer. */
     struct {
         bool is_pending;

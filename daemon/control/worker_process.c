@@ -21,7 +21,7 @@ enum {
 
 static const uint64_t START_LIMIT_NS = UINT64_C(20) * 1000000000;
 /* From the end of its channel until it is killed. */
-static const uint64_t END_LIMIT_NS = UINT64_C(2) * 1000000000;
+static const uint64_t END_LIMIT_NS = UINT64_C(1) * 1000000000;
 /* A worker whose channel broke is dead or deaf; its job shall not wait for it. */
 static const uint64_t BROKEN_LIMIT_NS = UINT64_C(200) * 1000000;
 
