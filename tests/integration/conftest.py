@@ -28,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "root: needs to run as root",
     ):
         config.addinivalue_line("markers", line)
+    if not harness.GRADD.exists():
+        pytest.exit(f"{harness.GRADD} is not there: build it, or name the build in GRADD_BUILD", 4)
     harness.become_subreaper()
 
 

@@ -121,7 +121,7 @@ def test_a_trainer_that_dies_while_others_join_frees_its_rank(world: World) -> N
     daemon = world.daemon()
     first, second, third = (world.trainer(daemon) for _ in range(3))
     first.send("init", **first.init_arguments(0, 2, "job"))
-    daemon.log.wait_for(r"rank.?0")
+    daemon.wait_joined("job", 1)
     first.kill()
     second.send("init", **second.init_arguments(1, 2, "job"))
     eventually(lambda: daemon.admin("job", name="job").get("missing") == [0],

@@ -253,9 +253,9 @@ class Trainer:
         ready, _, _ = select.select([self.process.stdout.fileno()], [], [], 0)
         return bool(ready)
 
-    def call(self, command: str, timeout_s: float = REPLY_S, **arguments: Any) -> Any:
+    def call(self, command: str, **arguments: Any) -> Any:
         self.send(command, **arguments)
-        return self.reply(timeout_s)
+        return self.reply()
 
     def init_arguments(self, rank: int, size: int, job: str, **more: Any) -> dict[str, Any]:
         socket = self.daemon.socket if self.daemon else None
@@ -337,6 +337,13 @@ class Daemon:
 
     def jobs(self) -> list[dict[str, Any]]:
         return self.admin("jobs").get("jobs", [])
+
+    def wait_joined(self, job: str, n: int, uid: int | None = None) -> None:
+        """Until n ranks of the job wait for the others."""
+        uid = os.getuid() if uid is None else uid
+        eventually(lambda: [j for j in self.jobs() if j["name"] == job and
+                            j.get("uid", 0) == uid and j.get("n_joined", 0) >= n],
+                   f"{n} ranks have joined {job}")
 
     def worker_pids(self) -> list[int]:
         return [pid for pid in children_of(self.pid) if state_of(pid) not in ("", "Z")]
