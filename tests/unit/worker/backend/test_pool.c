@@ -118,7 +118,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         started_list_is_done_once,
         run_list_is_done_on_return,
         started_and_run_lists_alternate,

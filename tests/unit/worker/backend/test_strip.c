@@ -224,7 +224,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         all_reduce_gives_the_sum_to_all,
         slice_touches_nothing_outside,
         ring_wraps_within_a_piece,

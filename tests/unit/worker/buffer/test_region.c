@@ -182,7 +182,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         sealed_memfd_is_mapped_and_shared,
         unsealed_small_or_foreign_descriptors_are_refused,
         quota_counts_every_region_and_comes_back,

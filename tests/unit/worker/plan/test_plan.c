@@ -465,7 +465,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         ready_waits_for_every_rank,
         order_of_submission_may_differ_between_ranks,
         name_is_free_again_once_its_op_has_ended,

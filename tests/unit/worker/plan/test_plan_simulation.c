@@ -264,7 +264,7 @@ int main(void)
     state = given ? strtoull(given, NULL, 0) : (unsigned long long)time(NULL) * 2654435761u | 1;
     printf("GRADD_SEED=%llu\n", state);
     fflush(stdout);
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         honest_ranks_in_any_order_get_everything,
         lies_and_lateness_end_every_request_once,
         leaving_and_failing_end_every_request_once,

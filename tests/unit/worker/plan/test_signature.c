@@ -62,7 +62,7 @@ END_TEST
 
 int main(void)
 {
-    static const TTest *const tests[] = {
+    const TTest *const tests[] = {
         sizes_and_names_of_every_type,
         counts_must_fit_the_tensor_and_the_ranks,
         long_counts_are_described_within_the_buffer,
