@@ -115,6 +115,11 @@ void chores_free(struct chores *chores)
         pthread_mutex_unlock(&chores->mutex);
         pthread_join(chores->thread, NULL);
         finish(chores);
+        struct chore *chore; /* of what done functions have added since */
+        while ((chore = queue_pop(&chores->to_do))) {
+            chore->run(chore);
+            chore->done(chore);
+        }
     }
     watch_free(chores->watch);
     if (chores->event_fd >= 0)

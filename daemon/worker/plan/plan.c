@@ -648,9 +648,6 @@ void plan_fail_all(struct plan *plan, int status, const char *text)
         HASH_DEL(plan->groups, group);
         free(group);
     }
-    TAILQ_FOREACH(entry, &plan->decided, link)
-    if (entry->op.status == GRADD_OK)
-        set_failed(entry, status, plan->failed_text);
 }
 
 /* ------------------------------------------------------------------ stalls */

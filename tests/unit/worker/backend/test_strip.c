@@ -8,6 +8,13 @@
 #include "../../proto/run_suite.h"
 #include "worker/backend/host/strip.h"
 
+/* Like require(), without check's write to a pipe for each of many elements. */
+#define require(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            ck_abort_msg("line %d: %s", __LINE__, #condition);                                     \
+    } while (0)
+
 enum { N = 3, COUNT = 50000 }; /* more than two pieces of float32 */
 
 static float *in[N], *out[N];
@@ -73,7 +80,7 @@ START_TEST(all_reduce_gives_the_sum_to_all)
     ck_assert_uint_ge(list.n_pieces, 3);
     for (int r = 0; r < N; r++)
         for (int i = 0; i < COUNT; i++)
-            ck_assert(out[r][i] == sum_at(i));
+            require(out[r][i] == sum_at(i));
     teardown();
 }
 END_TEST
@@ -85,8 +92,8 @@ START_TEST(slice_touches_nothing_outside)
     op.begin = 1001;
     op.end = 40001;
     run(&op);
-    ck_assert(out[0][1000] == 0 && out[0][40001] == 0);
-    ck_assert(out[0][1001] == sum_at(1001) && out[2][40000] == sum_at(40000));
+    require(out[0][1000] == 0 && out[0][40001] == 0);
+    require(out[0][1001] == sum_at(1001) && out[2][40000] == sum_at(40000));
     teardown();
 }
 END_TEST
@@ -105,8 +112,8 @@ START_TEST(ring_wraps_within_a_piece)
             ring[i % 1000] = in[1][i];
         run(&op);
         for (uint64_t i = op.begin; i < op.end; i++) {
-            ck_assert(ring[i % 1000] == sum_at((int)i));
-            ck_assert(out[0][i] == sum_at((int)i));
+            require(ring[i % 1000] == sum_at((int)i));
+            require(out[0][i] == sum_at((int)i));
         }
     }
     free(ring);
@@ -121,10 +128,10 @@ START_TEST(joined_rank_counts_as_zero)
     parts[1] = (struct backend_part){0};
     op.n_joined = 1;
     run(&op);
-    ck_assert(out[0][7] == in[0][7] + in[2][7]);
+    require(out[0][7] == in[0][7] + in[2][7]);
     op.redop = GRADD_PROD;
     run(&op);
-    ck_assert(out[2][7] == 0);
+    require(out[2][7] == 0);
     teardown();
 }
 END_TEST
@@ -153,7 +160,7 @@ START_TEST(all_gather_concatenates_uneven_parts)
     for (int r = 0; r < N; r++) {
         ck_assert_int_eq(memcmp(out[r], in[0], 20001 * sizeof(float)), 0);
         ck_assert_int_eq(memcmp(out[r] + 20001, in[2], 33333 * sizeof(float)), 0);
-        ck_assert(out[r][20001 + 33333] == 0);
+        require(out[r][20001 + 33333] == 0);
     }
     teardown();
 }
@@ -166,9 +173,9 @@ START_TEST(reduce_scatter_gives_each_rank_its_part)
     setup();
     op.counts = counts;
     run(&op);
-    ck_assert(out[0][0] == sum_at(0) && out[0][9] == sum_at(9) && out[0][10] == 0);
-    ck_assert(out[1][0] == 0);
-    ck_assert(out[2][0] == sum_at(10) && out[2][COUNT - 11] == sum_at(COUNT - 1));
+    require(out[0][0] == sum_at(0) && out[0][9] == sum_at(9) && out[0][10] == 0);
+    require(out[1][0] == 0);
+    require(out[2][0] == sum_at(10) && out[2][COUNT - 11] == sum_at(COUNT - 1));
     teardown();
 }
 END_TEST
@@ -190,7 +197,7 @@ START_TEST(all_to_all_sends_each_part_to_its_rank)
             ck_assert_int_eq(memcmp(at, in[from] + skip, counts[from][to] * sizeof(float)), 0);
             at += counts[from][to];
         }
-        ck_assert(*at == 0);
+        require(*at == 0);
     }
     teardown();
 }
@@ -217,7 +224,7 @@ START_TEST(batch_of_many_ops_runs_every_piece)
     for (uint64_t piece = 0; piece < list.n_pieces; piece++)
         strip_list_run_piece(&list, piece);
     for (int i = 0; i < OPS * 500; i++)
-        ck_assert(out[1][i] == (i / 500 % 7 ? sum_at(i) : 0));
+        require(out[1][i] == (i / 500 % 7 ? sum_at(i) : 0));
     teardown();
 }
 END_TEST
