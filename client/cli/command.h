@@ -50,6 +50,12 @@ extern const struct command command_job;
 extern const struct command command_config;
 extern const struct command command_version;
 
+/*
+ * When the system's daemon does not answer, the private daemons of gradrun that the caller may
+ * talk to, as " (…)" to append to the sentence; "" when there are none.
+ */
+void hint_private_daemons(char *hint, size_t bytes);
+
 /* All of them, NULL-terminated. */
 extern const struct command *const commands[];
 

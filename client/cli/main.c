@@ -145,6 +145,16 @@ static int parse(struct options *options, int argc, char **argv, const struct co
     return 0;
 }
 
+static void add_hint(struct link *link, int result)
+{
+    char hint[512];
+    if (result != LINK_UNREACHABLE || strcmp(link->socket, LINK_DEFAULT_SOCKET) != 0)
+        return;
+    hint_private_daemons(hint, sizeof hint);
+    size_t used = strlen(link->error);
+    snprintf(link->error + used, sizeof link->error - used, "%s", hint);
+}
+
 /* Connect, ask, write: once. */
 static int run_once(const struct command *command, const struct options *options, int cancel_fd)
 {
@@ -170,6 +180,7 @@ static int run_once(const struct command *command, const struct options *options
     }
     bool has_failed = result != LINK_OK && result != EXIT_CODE_DEGRADED;
     if (has_failed && result != LINK_CANCELLED) {
+        add_hint(&link, result);
         char *safe = format_safe(link.error);
         writer_error(writer, result, link.error);
         fflush(stdout);

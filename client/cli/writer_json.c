@@ -117,7 +117,8 @@ static void error(struct writer *w, int code, const char *text)
 static void end(struct writer *w)
 {
     struct json_writer *j = (struct json_writer *)w;
-    json_dumpf(j->root, j->stream, j->is_compact ? JSON_COMPACT : JSON_INDENT(2));
+    json_dumpf(j->root, j->stream,
+               JSON_REAL_PRECISION(9) | (j->is_compact ? JSON_COMPACT : JSON_INDENT(2)));
     fputc('\n', j->stream);
     fflush(j->stream);
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LABEL_WIDTH = 16, COLUMNS_MAX = 24 };
+enum { LABEL_WIDTH = 17, COLUMNS_MAX = 24 };
 
 struct text_writer {
     struct writer writer; /* first */

@@ -75,6 +75,8 @@ static bool value_of(const struct environment *environment, enum value value, un
         number = 1;
         break;
     case SOCKET:
+        if (!environment->socket)
+            return false;
         text = environment->socket;
         break;
     case JOB:

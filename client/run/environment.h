@@ -15,7 +15,7 @@
 
 /* What all ranks of a run share. Strings are borrowed. */
 struct environment {
-    const char *socket;
+    const char *socket; /* NULL: none, for a world of one */
     const char *job;
     const char *library; /* GRADD_LIBRARY, or NULL to leave it alone */
     unsigned n_ranks;

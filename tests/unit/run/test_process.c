@@ -3,6 +3,7 @@
 #include "process.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,22 +67,25 @@ START_TEST(a_command_that_cannot_run_is_an_error_here)
 }
 END_TEST
 
-START_TEST(a_process_leads_its_group_and_holds_no_foreign_descriptor)
+START_TEST(a_process_leads_its_group_and_gets_no_descriptor_of_ours)
 {
     int fds[2];
     ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
+    char script[128];
+    snprintf(script, sizeof script,
+             "cut -d' ' -f1,5 /proc/$$/stat; ls /proc/$$/fd | grep -cx -e %d -e %d", fds[0],
+             fds[1]);
     pid_t pid;
-    ck_assert_int_eq(
-        spawn_to("cut -d' ' -f1,5 /proc/$$/stat; ls /proc/$$/fd | wc -l", fds[1], &pid), 0);
+    ck_assert_int_eq(spawn_to(script, fds[1], &pid), 0);
     close(fds[1]);
-    int leader = 0, group = 0, n_fds = 0;
+    int leader = 0, group = 0, n_inherited = -1;
     FILE *stream = fdopen(fds[0], "r");
-    ck_assert_int_eq(fscanf(stream, "%d %d %d", &leader, &group, &n_fds), 3);
+    ck_assert_int_eq(fscanf(stream, "%d %d %d", &leader, &group, &n_inherited), 3);
     fclose(stream);
     process_reap(pid);
     ck_assert_int_eq(leader, pid);
     ck_assert_int_eq(group, pid);
-    ck_assert_int_eq(n_fds, 3);
+    ck_assert_int_eq(n_inherited, 0);
 }
 END_TEST
 
@@ -128,7 +132,7 @@ int main(void)
     const TTest *const tests[] = {
         an_ending_is_told_as_a_shell_tells_it,
         a_command_that_cannot_run_is_an_error_here,
-        a_process_leads_its_group_and_holds_no_foreign_descriptor,
+        a_process_leads_its_group_and_gets_no_descriptor_of_ours,
         descendants_in_sessions_of_their_own_are_found_and_ended,
         an_excepted_child_and_an_excepted_group_are_spared,
     };
