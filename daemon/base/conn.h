@@ -26,7 +26,8 @@ struct conn_ops {
     void (*on_batch_end)(void *owner, struct conn *conn);
     /*
      * The connection is over; called once, from the loop, never inside conn_push(). reason: a
-     * sentence; "" for an orderly end of stream. conn_free() is allowed inside.
+     * sentence; "" for an orderly end of stream; gone with the connection. conn_free() is allowed
+     * inside.
      */
     void (*on_closed)(void *owner, struct conn *conn, const char *reason);
 };

@@ -171,10 +171,10 @@ static void on_process_end(void *data, int fd, unsigned events)
 static void on_closed(void *data, struct conn *conn, const char *reason)
 {
     struct session *session = data;
-    conn_free(conn);
-    session->conn = NULL;
     if (*reason && session->state != SESSION_CLOSED)
         log_client(session, LOG_LEVEL_NOTICE, "connection closed: %s", reason);
+    conn_free(conn);
+    session->conn = NULL;
     if (session->member.state == MEMBER_ACTIVE) {
         begin_loss(session);
         return;

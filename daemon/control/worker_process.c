@@ -260,14 +260,13 @@ static void on_frame(void *data, struct conn *conn, struct wire_frame *frame)
 static void on_closed(void *data, struct conn *conn, const char *reason)
 {
     struct worker_process *worker = data;
-    (void)conn;
-    conn_free(worker->conn);
+    snprintf(worker->trouble, sizeof worker->trouble, "%s",
+             *reason ? reason : "closed its channel to the daemon");
+    conn_free(conn);
     worker->conn = NULL;
     if (worker->state == WORKER_ABANDONED)
         return;
     worker->state = WORKER_BROKEN;
-    snprintf(worker->trouble, sizeof worker->trouble, "%s",
-             *reason ? reason : "closed its channel to the daemon");
     /* Usually it has died and SIGCHLD is under way with a better reason. */
     watch_arm(worker->timer, BROKEN_LIMIT_NS);
 }
