@@ -215,6 +215,10 @@ static int new_region(struct gradd *g, size_t bytes, bool is_staging, struct reg
 {
     struct region *region;
     int fd;
+    if (bytes > g->memory_bytes)
+        return error_set(GRADD_ERR_NO_MEMORY,
+                         "job %s: shared memory of %zu bytes, the job's quota is %llu",
+                         g->identity.job, bytes, (unsigned long long)g->memory_bytes);
     pthread_mutex_unlock(&g->lock);
     int rc = region_map(bytes, &region, &fd);
     pthread_mutex_lock(&g->lock);

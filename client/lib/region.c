@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <gradd/gradd.h>
@@ -106,6 +107,13 @@ static void populate(uint8_t *base, size_t bytes, size_t page)
         ((volatile uint8_t *)base)[at] = 0;
 }
 
+/* fallocate() would try, and take every page of the machine before it fails. */
+static size_t all_memory(void)
+{
+    struct sysinfo info;
+    return sysinfo(&info) == 0 ? (info.totalram + info.totalswap) * info.mem_unit : SIZE_MAX;
+}
+
 int region_map(size_t bytes, struct region **out, int *out_fd)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -113,6 +121,9 @@ int region_map(size_t bytes, struct region **out, int *out_fd)
         return error_set(GRADD_ERR_NO_MEMORY, "shared memory of %zu bytes: beyond all memory",
                          bytes);
     bytes = (bytes ? bytes + page - 1 : page) & ~(page - 1);
+    if (bytes > all_memory())
+        return error_set(GRADD_ERR_NO_MEMORY, "shared memory of %zu bytes: this node has %zu",
+                         bytes, all_memory());
     struct region *region = calloc(1, sizeof *region);
     if (!region)
         return error_set(GRADD_ERR_NO_MEMORY, "out of memory");

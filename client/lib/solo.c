@@ -65,7 +65,7 @@ static uint16_t narrow_f16(float value)
         return sign | 0x7c00; /* half way beyond the largest finite value: infinity */
     int exponent;
     frexpf(magnitude, &exponent);
-    if (exponent < -13)
+    if (exponent < -13 || magnitude == 0)
         exponent = -13; /* subnormal: the unit stays 2^-24 */
     /* In units of the last place; scaling by a power of two is exact, so this rounds once. */
     uint32_t units = (uint32_t)lrintf(ldexpf(magnitude, 11 - exponent));

@@ -19,7 +19,7 @@ START_TEST(classes_hold_what_was_asked_and_waste_a_quarter_at_most)
         if (bytes > 4096)
             ck_assert_uint_le(held, bytes + bytes / 4);
     }
-    for (unsigned class = 0; class < STAGE_CLASSES; class++) {
+    for (unsigned class = 0; class < STAGE_CLASSES; class ++) {
         ck_assert_uint_eq(stage_class(stage_class_bytes(class)), class);
         ck_assert_uint_gt(stage_class(stage_class_bytes(class) + 1), class);
     }
@@ -85,8 +85,10 @@ static void stream(enum sides sides, uint64_t total, uint64_t window, uint64_t c
         done = to;
         stage_drain(&op, done);
     }
+    uint64_t n_wrong = 0;
     for (uint64_t i = 0; i < total; i++)
-        ck_assert_uint_eq(out[i], (uint8_t)(in[i] + 1));
+        n_wrong += out[i] != (uint8_t)(in[i] + 1);
+    ck_assert_uint_eq(n_wrong, 0);
     free(in);
     free(out);
     free(ring);
