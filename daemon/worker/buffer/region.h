@@ -23,6 +23,7 @@ struct region;
 /* Bytes in all regions of a job against its limit. Outlives every region. */
 struct region_quota {
     uint64_t used_bytes, limit_bytes;
+    unsigned n_opened; /* regions so far */
 };
 
 struct region_table {
