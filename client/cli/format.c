@@ -90,8 +90,8 @@ static char *format_seconds(double s)
     char *text = NULL;
     int rc;
     double a = fabs(s);
-    if (a == 0)
-        rc = asprintf(&text, "0 s");
+    if (a == 0 || !isfinite(s))
+        rc = asprintf(&text, "%g s", a);
     else if (a < 1e-3)
         rc = asprintf(&text, "%.0f us", s * 1e6);
     else if (a < 1)
