@@ -140,13 +140,16 @@ static int place_buffers(struct gradd *g, const struct gradd_op *request, struct
     return 0;
 }
 
-/* A broadcast's root reads only; where it sends in place, it has nothing to write. */
+/* The root of a broadcast has one buffer on the wire, which is read; a second one is filled here.
+ */
 static void skip_output_of_root(const struct gradd *g, const struct gradd_op *request,
                                 struct op *op)
 {
-    bool is_root = request->kind == GRADD_BROADCAST && request->root == g->identity.rank;
-    if (is_root && (op->out_bytes == 0 || request->in == request->out))
-        op->out = (struct lane){0};
+    if (request->kind != GRADD_BROADCAST || request->root != g->identity.rank)
+        return;
+    if (op->out_bytes && request->out != request->in)
+        memcpy(request->out, request->in, op->out_bytes);
+    op->out = (struct lane){0};
 }
 
 static int prepare(struct gradd *g, const struct gradd_op *request, const struct op_shape *shape,
@@ -248,8 +251,6 @@ static void describe(const struct gradd_op *request, const struct op_shape *shap
     out->count = op->count;
     out->in = describe_lane(&op->in, &buffers[0]);
     out->out = describe_lane(&op->out, &buffers[1]);
-    if (request->kind == GRADD_BROADCAST && !out->out)
-        out->out = out->in;
     out->out_capacity = request->out_capacity;
     out->counts = (uint64_t *)(uintptr_t)shape->counts;
     out->n_counts = shape->n_counts;
