@@ -90,9 +90,9 @@ static void raise_descriptor_limit(struct daemon *daemon)
     n /= FDS_PER_SESSION;
     daemon->max_sessions = n > 65536 ? 65536 : n < 1 ? 1 : (unsigned)n;
     if (daemon->max_sessions < daemon->config.max_sessions)
-        log_warning("config",
-                    "max_sessions is %u: %" PRIu64 " descriptors (LimitNOFILE) allow no more",
-                    daemon->max_sessions, (uint64_t)limit.rlim_cur);
+        log_info("config",
+                 "max_sessions is %u: %" PRIu64 " descriptors (LimitNOFILE) allow no more",
+                 daemon->max_sessions, (uint64_t)limit.rlim_cur);
 }
 
 static void notify_status(const struct daemon *daemon, const char *prefix)

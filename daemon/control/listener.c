@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 enum {
@@ -19,6 +20,7 @@ enum {
 };
 
 static const uint64_t PAUSE_NS = UINT64_C(100) * 1000000;
+static const uint64_t LOG_PERIOD_NS = UINT64_C(10) * 1000000000;
 
 struct listener {
     int fd;
@@ -27,7 +29,7 @@ struct listener {
     struct watch *resume;
     listener_fn *fn;
     void *owner;
-    struct log_limit limit;
+    uint64_t logged_ns; /* when trouble was last logged; 0: never */
 };
 
 /* ------------------------------------------------------------------ bind */
@@ -97,10 +99,12 @@ static void on_resume(void *data)
 /* No descriptor is left: turn one client away rather than let it hang, and pause. */
 static void pause_accepting(struct listener *listener, int error)
 {
-    unsigned n_dropped;
-    if (log_limit_allows(&listener->limit, &n_dropped))
-        log_error("listener", "a connection can not be accepted: %s; accepting pauses for 100 ms",
+    uint64_t now = clock_now_ns();
+    if (!listener->logged_ns || now - listener->logged_ns > LOG_PERIOD_NS) {
+        listener->logged_ns = now;
+        log_error("listener", "connections can not be accepted: %s; trying again every 100 ms",
                   strerror(error));
+    }
     if (listener->reserve_fd >= 0) {
         close(listener->reserve_fd);
         int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);

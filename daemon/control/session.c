@@ -230,7 +230,8 @@ static bool has_room_for_trainer(struct session *session)
     const struct session *other;
     TAILQ_FOREACH(other, &session->daemon->sessions, link)
     {
-        if (other->state != SESSION_TRAINER && other->state != SESSION_LOSING)
+        bool is_open = other->conn && !conn_is_closing(other->conn);
+        if (other->state != SESSION_TRAINER || !is_open)
             continue;
         n++;
         n_of_uid += other->peer.uid == session->peer.uid;

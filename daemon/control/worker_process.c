@@ -300,7 +300,7 @@ static void on_timer(void *data)
         report_end(worker, worker->trouble);
         break;
     case WORKER_ABANDONED:
-        log_line(LOG_LEVEL_WARNING, "worker", &fields, "did not end when asked and was killed");
+        log_line(LOG_LEVEL_INFO, "worker", &fields, "did not end when asked and was killed");
         break;
     case WORKER_READY:
         break;
