@@ -123,9 +123,10 @@ def test_a_trainer_that_dies_while_others_join_frees_its_rank(world: World) -> N
     first.send("init", **first.init_arguments(0, 2, "job"))
     daemon.wait_joined("job", 1)
     first.kill()
+    eventually(lambda: not daemon.jobs(), "the dead rank is gone")
     second.send("init", **second.init_arguments(1, 2, "job"))
-    eventually(lambda: daemon.admin("job", name="job").get("missing") == [0],
-               "only rank 0 is missing")
+    daemon.wait_joined("job", 1)
+    assert daemon.admin("job", name="job")["missing"] == [0]
     assert third.call("init", **third.init_arguments(0, 2, "job"))["status"] == 0
     assert second.reply()["status"] == 0
 
@@ -270,7 +271,7 @@ def test_a_rank_that_never_submits_is_named_in_log_and_gradctl(world: World) -> 
     assert job["schema"] == 1
     text = str(job)
     stalls = find(job, "stalls")
-    assert stalls and stalls[0]["missing"] == [1] and stalls[0]["name"] == "layer.w", text
+    assert stalls and stalls[0]["missing"] == [1] and stalls[0]["tensor"] == "layer.w", text
     assert daemon.gradctl("status").returncode == 5
     submit(trainers[1], "layer.w")
     assert [r["status"] for r in settle(trainers, "wait", handle="layer.w")] == [0] * 3
@@ -370,16 +371,31 @@ def test_killing_all_trainers_leaves_nothing(world: World) -> None:
     daemon.assert_idle()
 
 
-def test_killing_the_daemon_takes_its_workers_along(world: World) -> None:
+def test_training_goes_on_without_the_daemon_and_the_worker_ends_with_it(world: World) -> None:
     daemon = world.daemon()
     trainers = prepared_job(world, daemon, 2)
     worker = daemon.worker_pid()
     daemon.process.kill()
     daemon.process.wait(20)
+    assert [r["status"] for r in settle(trainers, "allreduce", name="x", key="a")] == [0, 0]
+    assert state_of(worker) not in ("", "Z")
+    settle(trainers, "shutdown")
     assert wait_for_exit(worker)
-    for result in settle(trainers, "barrier"):
-        assert result["status"] in (STATUS["RANK_LOST"], STATUS["UNAVAILABLE"]), result
-        assert result["error"]
+
+
+def test_a_worker_without_daemon_ends_when_its_trainers_die(world: World) -> None:
+    daemon = world.daemon()
+    trainers = prepared_job(world, daemon, 2)
+    worker = daemon.worker_pid()
+    daemon.process.kill()
+    daemon.process.wait(20)
+    submit(trainers[1], "x")
+    trainers[1].send("wait", handle="x")
+    trainers[0].kill()
+    result = trainers[1].reply()
+    assert result["status"] == STATUS["RANK_LOST"] and "rank 0" in result["error"], result
+    trainers[1].kill()
+    assert wait_for_exit(worker)
 
 
 def test_sigterm_drains_running_jobs(world: World) -> None:
