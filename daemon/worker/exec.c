@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/exec.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ struct run {
     struct backend_op op; /* first: batches hold pointers to it */
     struct plan_op *plan_op;
     struct backend_part *parts;
+    _Atomic uint64_t *nonfinite; /* as many as parts */
     uint32_t parts_capacity;
     uint64_t done; /* elements */
     enum run_state state;
@@ -74,6 +76,7 @@ void exec_free(struct exec *exec)
     while ((run = TAILQ_FIRST(&exec->spare))) {
         TAILQ_REMOVE(&exec->spare, run, link);
         free(run->parts);
+        free((void *)run->nonfinite);
         free(run);
     }
     struct batch *batch;
@@ -115,50 +118,77 @@ static void note_lateness(struct member_stats *stats, const struct plan_op *op,
     memcpy(stats->last_tensor, op->name, length + 1);
 }
 
-static void tell_parts(struct plan_op *op, int status, const char *text, const uint64_t *counts,
-                       size_t n_counts)
+static void tell_parts(struct plan_op *op, int status, const char *text,
+                       const struct request_result *result)
 {
     for (uint32_t i = 0; i < op->n_ranks; i++) {
         struct request *request = op->parts[i].request;
         if (!request)
             continue;
         note_lateness(&request->member->stats, op, &op->parts[i]);
-        member_complete(request, status, text, counts, n_counts);
+        member_complete(request, status, text, result);
     }
 }
 
-/* What each rank contributed: the counts that go with a completion. */
-static void tell_success(struct plan_op *op)
+/* Each rank learns how much it received from each: that differs between ranks. */
+static void tell_alltoall(struct plan_op *op, uint64_t *counts)
 {
+    for (uint32_t to = 0; to < op->n_ranks; to++) {
+        struct request *request = op->parts[to].request;
+        for (uint32_t from = 0; from < op->n_ranks; from++) {
+            /* Requests before `to` are released, but not reused before this op is over. */
+            const struct request *sender = op->parts[from].request;
+            counts[from] = sender->part.counts[to];
+        }
+        note_lateness(&request->member->stats, op, &op->parts[to]);
+        member_complete(request, GRADD_OK, "",
+                        &(struct request_result){.counts = counts, .n_counts = op->n_ranks});
+    }
+}
+
+/* The lowest rank with a NaN or an infinity. False: there is none. */
+static bool find_nonfinite(const struct run *run, struct request_result *result)
+{
+    uint32_t input = 0;
+    for (uint32_t i = 0; run->op.nonfinite && i < run->op.n_ranks; i++) {
+        if (!run->parts[i].in.base)
+            continue;
+        result->nonfinite = atomic_load_explicit(&run->nonfinite[input++], memory_order_relaxed);
+        result->nonfinite_rank = run->plan_op->ranks[i];
+        if (result->nonfinite > 0)
+            return true;
+    }
+    return false;
+}
+
+static void tell_success(struct run *run)
+{
+    struct plan_op *op = run->plan_op;
+    struct request_result result = {.n_counts = op->n_ranks};
     uint64_t stack[64], *counts = op->n_ranks <= 64 ? stack : calloc(op->n_ranks, sizeof *counts);
     if (!counts) {
-        tell_parts(op, GRADD_ERR_NO_MEMORY, "the worker has no memory for the result", NULL, 0);
+        tell_parts(op, GRADD_ERR_NO_MEMORY, "the worker has no memory for the result", NULL);
         return;
     }
     switch (op->signature.kind) {
     case GRADD_ALLGATHER:
         for (uint32_t i = 0; i < op->n_ranks; i++)
             counts[i] = op->parts[i].count;
-        tell_parts(op, GRADD_OK, "", counts, op->n_ranks);
+        result.counts = counts;
+        tell_parts(op, GRADD_OK, "", &result);
         break;
     case GRADD_ALLTOALL:
-        for (uint32_t to = 0; to < op->n_ranks; to++) {
-            for (uint32_t from = 0; from < op->n_ranks; from++) {
-                const struct request *request = op->parts[from].request;
-                counts[from] = request->part.counts[to];
-            }
-            /* Requests are released one by one: their counts stay readable until recycled. */
-            note_lateness(&((struct request *)op->parts[to].request)->member->stats, op,
-                          &op->parts[to]);
-            member_complete(op->parts[to].request, GRADD_OK, "", counts, op->n_ranks);
-        }
+        tell_alltoall(op, counts);
         break;
     case GRADD_SET_ADD:
     case GRADD_JOIN:
-        tell_parts(op, GRADD_OK, "", &op->result, 1);
+        result.counts = &op->result;
+        result.n_counts = 1;
+        tell_parts(op, GRADD_OK, "", &result);
         break;
     default:
-        tell_parts(op, GRADD_OK, "", NULL, 0);
+        result.n_counts = 0;
+        tell_parts(op, GRADD_OK, "", find_nonfinite(run, &result) ? &result : NULL);
     }
     if (counts != stack)
         free(counts);
@@ -172,9 +202,9 @@ static void end_run(struct exec *exec, struct run *run, int status, const char *
         exec->stats.bytes += op->signature.count * dtype_bytes(op->signature.dtype);
         mean_add(&exec->stats.wait_us, (double)(op->ready_ns - op->first_ns) / 1e3);
         mean_add(&exec->stats.run_us, (double)(clock_now_ns() - op->ready_ns) / 1e3);
-        tell_success(op);
+        tell_success(run);
     } else {
-        tell_parts(op, status, text, NULL, 0);
+        tell_parts(op, status, text, NULL);
     }
     plan_op_done(exec->plan, op);
     TAILQ_INSERT_HEAD(&exec->spare, run, link);
@@ -265,7 +295,13 @@ static struct run *run_new(struct exec *exec, uint32_t n_ranks)
             return NULL;
         }
         run->parts = parts;
-        run->parts_capacity = n_ranks;
+        free((void *)run->nonfinite);
+        run->nonfinite = calloc(n_ranks, sizeof *run->nonfinite);
+        run->parts_capacity = run->nonfinite ? n_ranks : 0;
+        if (!run->nonfinite) {
+            TAILQ_INSERT_HEAD(&exec->spare, run, link);
+            return NULL;
+        }
     }
     return run;
 }
@@ -285,7 +321,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
     struct run *run = wrong ? NULL : run_new(exec, op->n_ranks);
     if (!run) {
         tell_parts(op, wrong ? GRADD_ERR_INVALID : GRADD_ERR_NO_MEMORY,
-                   wrong ? wrong : "the worker has no memory for this op", NULL, 0);
+                   wrong ? wrong : "the worker has no memory for this op", NULL);
         plan_op_done(exec->plan, op);
         return;
     }
@@ -307,9 +343,14 @@ static void open_run(struct exec *exec, struct plan_op *op)
     for (uint32_t i = 0; i < op->n_ranks; i++) {
         struct request *request = op->parts[i].request;
         run->parts[i] = request ? request->part : (struct backend_part){0};
-        if (request)
-            request->run = run;
+        if (!request)
+            continue;
+        request->run = run;
+        if (request->check_finite)
+            run->op.nonfinite = run->nonfinite;
     }
+    for (uint32_t i = 0; run->op.nonfinite && i < op->n_ranks; i++)
+        atomic_store_explicit(&run->nonfinite[i], 0, memory_order_relaxed);
     queue_run(exec, run);
 }
 
@@ -408,7 +449,7 @@ void exec_turn(struct exec *exec)
             if (op->status == GRADD_OK) {
                 open_run(exec, op);
             } else {
-                tell_parts(op, op->status, op->text, NULL, 0);
+                tell_parts(op, op->status, op->text, NULL);
                 plan_op_done(exec->plan, op);
             }
         }

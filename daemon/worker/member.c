@@ -131,7 +131,7 @@ static void push_done(struct member *member)
 
 /* A completion with words or counts leaves in a frame of its own, in order. */
 static void push_completion(struct member *member, uint64_t id, int status, const char *text,
-                            const uint64_t *counts, size_t n_counts)
+                            const struct request_result *result)
 {
     push_done(member);
     Pb__Completion completion = PB__COMPLETION__INIT;
@@ -139,8 +139,12 @@ static void push_completion(struct member *member, uint64_t id, int status, cons
     completion.id = id;
     completion.code = (uint32_t)-status;
     completion.text = (char *)text;
-    completion.counts = (uint64_t *)counts;
-    completion.n_counts = n_counts;
+    if (result) {
+        completion.counts = (uint64_t *)result->counts;
+        completion.n_counts = result->n_counts;
+        completion.nonfinite = result->nonfinite;
+        completion.nonfinite_rank = result->nonfinite_rank;
+    }
     Pb__CompletionBatch batch = PB__COMPLETION_BATCH__INIT;
     batch.epoch = member->epoch->number;
     batch.completions = &pointer;
@@ -148,8 +152,8 @@ static void push_completion(struct member *member, uint64_t id, int status, cons
     push(member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
 }
 
-void member_complete(struct request *request, int status, const char *text, const uint64_t *counts,
-                     size_t n_counts)
+void member_complete(struct request *request, int status, const char *text,
+                     const struct request_result *result)
 {
     struct member *member = request->member;
     if (status == GRADD_OK) {
@@ -158,8 +162,8 @@ void member_complete(struct request *request, int status, const char *text, cons
     } else {
         member->stats.ops_failed++;
     }
-    if (status != GRADD_OK || n_counts > 0) {
-        push_completion(member, request->id, status, text, counts, n_counts);
+    if (status != GRADD_OK || result) {
+        push_completion(member, request->id, status, text, result);
     } else {
         if (member->n_done == MEMBER_DONE_MAX)
             push_done(member);
@@ -318,6 +322,7 @@ static bool request_pin(struct request *request, const Pb__Submit *submit, const
         out = out && out->region ? out : in;
     }
     request->part.count = submit->count;
+    request->check_finite = submit->check_finite;
     request->bytes = in_bytes ? in_bytes : submit->kind == GRADD_BROADCAST ? out_bytes : 0;
     request->ready = may_stream ? min_u64(submit->ready, submit->count) : submit->count;
     return pin_buffer(member, in, in_bytes, may_stream, &request->part.in, &request->in_region,
@@ -333,8 +338,7 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
     struct epoch *epoch = member->epoch;
     struct request *request = request_new(member, submit->id);
     if (!request) {
-        push_completion(member, submit->id, GRADD_ERR_NO_MEMORY, "the worker has no memory", NULL,
-                        0);
+        push_completion(member, submit->id, GRADD_ERR_NO_MEMORY, "the worker has no memory", NULL);
         return;
     }
     int status = GRADD_OK;
@@ -374,7 +378,7 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
         text = sentence;
     }
     if (status != GRADD_OK)
-        member_complete(request, status, text, NULL, 0);
+        member_complete(request, status, text, NULL);
 }
 
 static void on_submit_batch(struct member *member, struct wire_frame *frame)
@@ -386,7 +390,7 @@ static void on_submit_batch(struct member *member, struct wire_frame *frame)
             submit_one(member, submit);
         else
             push_completion(member, submit->id, GRADD_ERR_RANK_LOST,
-                            "the op belongs to an epoch that is over", NULL, 0);
+                            "the op belongs to an epoch that is over", NULL);
     }
 }
 

@@ -32,7 +32,8 @@ struct request {
     struct backend_part part;
     uint64_t ready;   /* elements that may be executed */
     bool is_streamed; /* submitted with ready < count: wants Progress, gets Feed */
-    void *run;        /* exec's, once the op is ready */
+    bool check_finite;
+    void *run;                             /* exec's, once the op is ready */
     struct region *in_region, *out_region; /* pinned */
     uint64_t bytes;
     uint64_t *counts;
@@ -71,9 +72,16 @@ void member_deinit(struct member *member);
 /* End the connection and give up the regions; state says why. Idempotent. */
 void member_disconnect(struct member *member, enum member_state state);
 
-/* The request has ended: tell the trainer, release what it held. counts may be NULL. */
-void member_complete(struct request *request, int status, const char *text, const uint64_t *counts,
-                     size_t n_counts);
+/* What a completion says besides its status. */
+struct request_result {
+    const uint64_t *counts; /* NULL: none */
+    size_t n_counts;
+    uint64_t nonfinite; /* bad elements of nonfinite_rank's input */
+    uint32_t nonfinite_rank;
+};
+/* The request has ended: tell the trainer, release what it held. result may be NULL. */
+void member_complete(struct request *request, int status, const char *text,
+                     const struct request_result *result);
 /* Elements below `done` are final. */
 void member_progress(struct request *request, uint64_t done);
 /* Send what has been queued. */

@@ -168,6 +168,8 @@ struct gradd_op {
                                  lowest ranks). All-to-all: elements for each rank (NULL: even) */
     double prescale;        /**< factor on every input; 0 means 1 */
     double postscale;       /**< factor on the result; 0 means 1 */
+    uint32_t check_finite;  /**< not 0: count NaN and infinity in the inputs of an all-reduce or
+                                 reduce-scatter (see gradd_nonfinite()); one rank's wish is enough */
 };
 
 /**
@@ -205,6 +207,14 @@ GRADD_API int gradd_release(struct gradd *g, gradd_handle handle);
  */
 GRADD_API int64_t gradd_counts(struct gradd *g, gradd_handle handle, size_t index,
                                uint64_t *out_counts, size_t capacity);
+
+/**
+ * Were the inputs of a checked op finite? Call like gradd_counts().
+ * @return 0: yes, on every rank (or nobody asked); 1: no, *out_rank is the lowest rank with a NaN
+ * or an infinity and *out_count says how many elements of it; or a negative status.
+ */
+GRADD_API int gradd_nonfinite(struct gradd *g, gradd_handle handle, size_t index, int32_t *out_rank,
+                              uint64_t *out_count);
 
 /**
  * A descriptor that becomes readable when some op of the context may have ended (or when copied

@@ -42,6 +42,9 @@ struct backend_op {
     const uint64_t *counts; /* reduce-scatter: elements that each rank receives */
     /* The slice of elements to execute; the whole op except all-reduce and broadcast. */
     uint64_t begin, end;
+    /* NULL, or, for each part that has an input, in order: where to add the number of its NaN and
+     * infinite elements. Written by any thread. */
+    _Atomic uint64_t *nonfinite;
     int status; /* out: GRADD_OK, or why the op failed */
     const char *text;
 };

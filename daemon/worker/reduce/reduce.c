@@ -82,3 +82,8 @@ void reduce_run(const struct reduction *r, size_t begin, size_t end)
     assert(r->redop != GRADD_AVG || r->divisor > 0);
     choose()->run(r, begin, end);
 }
+
+size_t reduce_count_nonfinite(enum gradd_dtype dtype, const void *in, size_t n)
+{
+    return choose()->count_nonfinite(dtype, in, n);
+}

@@ -41,6 +41,9 @@ struct reduction {
  */
 void reduce_run(const struct reduction *r, size_t begin, size_t end);
 
+/* How many of n elements are NaN or infinite; 0 for integers. */
+size_t reduce_count_nonfinite(enum gradd_dtype dtype, const void *in, size_t n);
+
 /* The scalar reference, for tests. */
 void reduce_run_scalar(const struct reduction *r, size_t begin, size_t end);
 

@@ -6,6 +6,7 @@
 
 #define VECTOR_BYTES 64
 #include "kernel.h"
+#include "finite.h"
 
 INLINE vec widen_f16(vec_half h)
 {
@@ -37,4 +38,9 @@ INLINE vec round_bf16(vec v)
 void reduce_run_avx512(const struct reduction *r, size_t begin, size_t end)
 {
     kernel_run(r, begin, end);
+}
+
+size_t reduce_finite_avx512(enum gradd_dtype dtype, const void *in, size_t n)
+{
+    return finite_count(dtype, in, n);
 }

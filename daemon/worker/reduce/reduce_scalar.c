@@ -6,6 +6,7 @@
  * Every input of an element is read before its first output is written, so an output may equal an
  * input.
  */
+#include "finite.h"
 #include "reduce.h"
 
 #include <math.h>
@@ -338,4 +339,9 @@ void reduce_run_scalar(const struct reduction *r, size_t begin, size_t end)
     case GRADD_F64:
         return run_double(r, begin, end);
     }
+}
+
+size_t reduce_finite_scalar(enum gradd_dtype dtype, const void *in, size_t n)
+{
+    return finite_count(dtype, in, n);
 }

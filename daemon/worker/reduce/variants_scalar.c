@@ -3,6 +3,6 @@
 #include "variant.h"
 
 const struct reduce_variant reduce_variants[] = {
-    {"scalar", NULL, reduce_run_scalar},
+    {"scalar", NULL, reduce_run_scalar, reduce_finite_scalar},
 };
 const size_t reduce_n_variants = sizeof(reduce_variants) / sizeof(reduce_variants[0]);

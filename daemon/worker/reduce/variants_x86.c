@@ -28,8 +28,8 @@ static bool has_avx512(void)
 }
 
 const struct reduce_variant reduce_variants[] = {
-    {"avx512", has_avx512, reduce_run_avx512},
-    {"avx2", has_avx2, reduce_run_avx2},
-    {"scalar", NULL, reduce_run_scalar},
+    {"avx512", has_avx512, reduce_run_avx512, reduce_finite_avx512},
+    {"avx2", has_avx2, reduce_run_avx2, reduce_finite_avx2},
+    {"scalar", NULL, reduce_run_scalar, reduce_finite_scalar},
 };
 const size_t reduce_n_variants = sizeof(reduce_variants) / sizeof(reduce_variants[0]);

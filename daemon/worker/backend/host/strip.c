@@ -2,13 +2,17 @@
 #include "worker/backend/host/strip.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "worker/plan/signature.h"
 #include "worker/reduce/reduce.h"
 
-enum { BUFFERS_MAX = 4096 }; /* ranks of a job */
+enum {
+    BUFFERS_MAX = 4096, /* ranks of a job */
+    CHECK_BLOCK_BYTES = 4096,
+};
 
 void strip_list_init(struct strip_list *list)
 {
@@ -78,6 +82,7 @@ static int add_inputs(struct strip_list *list, struct strip *strip, const struct
                       uint64_t shift_bytes)
 {
     strip->is_copy = false;
+    strip->nonfinite = op->nonfinite;
     strip->in = span_index(list->n_spans);
     for (uint32_t i = 0; i < op->n_ranks; i++) {
         if (!op->parts[i].in.base)
@@ -254,6 +259,29 @@ static uint64_t contiguous(const struct backend_span *spans, uint32_t n, uint64_
     return bytes;
 }
 
+/* Add up what is not finite, block by block, so that the reduction finds the block in the L1. */
+static void count_nonfinite(const struct strip *strip, const void *const *in, uint64_t at,
+                            uint64_t count)
+{
+    for (uint32_t i = 0; i < strip->n_in; i++) {
+        const uint8_t *block = (const uint8_t *)in[i] + at * dtype_bytes(strip->dtype);
+        uint64_t n = reduce_count_nonfinite(strip->dtype, block, count);
+        if (n > 0)
+            atomic_fetch_add_explicit(&strip->nonfinite[i], n, memory_order_relaxed);
+    }
+}
+
+static void run_checked(const struct strip *strip, const struct reduction *reduction,
+                        uint64_t count)
+{
+    const uint64_t block = CHECK_BLOCK_BYTES / dtype_bytes(strip->dtype);
+    for (uint64_t at = 0; at < count; at += block) {
+        uint64_t n = count - at < block ? count - at : block;
+        count_nonfinite(strip, reduction->in, at, n);
+        reduce_run(reduction, at, at + n);
+    }
+}
+
 /* Elements [0, count) of these addresses. */
 static void run_span(const struct strip *strip, const void *const *in, void *const *out,
                      uint64_t count)
@@ -276,7 +304,10 @@ static void run_span(const struct strip *strip, const void *const *in, void *con
         .prescale = strip->prescale,
         .postscale = strip->postscale,
     };
-    reduce_run(&reduction, 0, count);
+    if (strip->nonfinite)
+        run_checked(strip, &reduction, count);
+    else
+        reduce_run(&reduction, 0, count);
 }
 
 static const struct strip *find_strip(const struct strip_list *list, uint64_t piece)

@@ -20,6 +20,7 @@ struct strip {
     const struct backend_span *in, *out; /* into the list's spans */
     uint64_t begin, end;                 /* elements */
     uint64_t first_piece;                /* index of its first piece within the list */
+    _Atomic uint64_t *nonfinite;         /* NULL, or where to count bad elements of each input */
 };
 
 struct strip_list {
