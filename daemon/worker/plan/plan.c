@@ -276,13 +276,25 @@ static void set_failed(struct entry *entry, int status, const char *text)
     entry->op.text = entry->text;
 }
 
-/* The entry's group fails with it: what the group has collected, now; the rest as it comes. */
+/* What waits for ranks in a failed group would wait in vain. */
+static void fail_waiting_of_group(struct plan *plan, const struct entry *failed)
+{
+    struct entry *other, *next;
+    for (other = TAILQ_FIRST(&plan->waiting); other; other = next) {
+        next = TAILQ_NEXT(other, link);
+        if (other->set == failed->set && strcmp(other->group, failed->group) == 0)
+            fail_entry(plan, other, failed->op.status, "%s", failed->text);
+    }
+}
+
+/* The entry's group fails with it: what the group has collected, what waits, and what will come. */
 static void fail_group(struct plan *plan, struct entry *entry)
 {
     struct group *group = group_get(plan, entry);
     if (!group)
         return;
-    if (!group->status) {
+    bool is_first = !group->status;
+    if (is_first) {
         group->status = entry->op.status;
         snprintf(group->text, sizeof group->text, "%s", entry->text);
     }
@@ -294,6 +306,8 @@ static void fail_group(struct plan *plan, struct entry *entry)
     }
     group->n_in++;
     group_release_if_over(plan, group);
+    if (is_first)
+        fail_waiting_of_group(plan, entry);
 }
 
 /* A waiting entry fails for all: those that have submitted are told now, the others when they do.

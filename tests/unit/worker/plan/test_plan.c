@@ -242,6 +242,14 @@ START_TEST(group_fails_as_one)
     submit(0, "c", s);
     submit(1, "c", s);
     expect_text(expect_failed("c", GRADD_ERR_DISAGREE), "\"b\"");
+    /* What waits in the group fails at once too. */
+    s.group_size = bad.group_size = 2;
+    submit(0, "d", s);
+    submit(0, "e", s);
+    ck_assert_int_eq(submit(1, "e", bad), GRADD_ERR_DISAGREE);
+    expect_failed("e", GRADD_ERR_DISAGREE);
+    expect_text(expect_failed("d", GRADD_ERR_DISAGREE), "\"e\"");
+    expect_nothing();
     /* The group's name is free again. */
     s.group_size = 1;
     submit(0, "a", s);
