@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,15 +26,17 @@ bool daemon_answers(const char *socket, int cancel_fd, char *reason, size_t byte
 
 void build_tree_path(const char *relative, char *path, size_t bytes)
 {
-    char program[4096];
+    char program[PATH_MAX], joined[PATH_MAX + 64], canonical[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = '\0';
     char *slash = strrchr(program, '/');
-    if (slash)
-        *slash = '\0';
-    int length = snprintf(path, bytes, "%s/%s", program, relative);
-    if (!slash || length < 0 || (size_t)length >= bytes || access(path, R_OK) < 0)
-        path[0] = '\0';
+    path[0] = '\0';
+    if (!slash)
+        return;
+    *slash = '\0';
+    snprintf(joined, sizeof joined, "%s/%s", program, relative);
+    if (realpath(joined, canonical) && strlen(canonical) < bytes && access(canonical, R_OK) == 0)
+        strcpy(path, canonical);
 }
 
 void private_find_program(char *path, size_t bytes)

@@ -48,7 +48,8 @@ bool sink_has_room(const struct sink *sink)
 
 static int reserve(struct sink *sink, size_t bytes)
 {
-    memmove(sink->data, sink->data + sink->begin, sink->end - sink->begin);
+    if (sink->begin > 0)
+        memmove(sink->data, sink->data + sink->begin, sink->end - sink->begin);
     sink->end -= sink->begin;
     sink->begin = 0;
     if (sink->capacity - sink->end >= bytes)
