@@ -119,6 +119,9 @@ START_TEST(options_that_make_no_sense_are_refused)
     struct gradd_options options = {.struct_size = sizeof options, .rank = 2, .size = 2};
     ck_assert_int_eq(gradd_init(&options, &g), GRADD_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(gradd_error(), "rank=2 does not fit size=2"));
+    options = (struct gradd_options){.struct_size = sizeof options, .size = -1};
+    ck_assert_int_eq(gradd_init(&options, &g), GRADD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(gradd_error(), "size=-1"));
     options = (struct gradd_options){.struct_size = 3, .size = 1};
     ck_assert_int_eq(gradd_init(&options, &g), GRADD_ERR_INVALID);
     options = (struct gradd_options){.struct_size = sizeof options, .size = 1, .timeout_s = -1};

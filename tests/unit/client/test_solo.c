@@ -184,6 +184,38 @@ START_TEST(the_other_kinds_copy_and_count)
 }
 END_TEST
 
+START_TEST(nan_and_infinity_are_counted_where_asked)
+{
+    static const uint16_t f16[] = {0x7c00, 0xfc01, 0x7bff, 0};
+    static const uint16_t bf16[] = {0x7f80, 0xffff, 0x7f7f, 0};
+    const float f32[] = {NAN, -INFINITY, 1, 0};
+    const double f64[] = {NAN, -INFINITY, 1, 0};
+    const int32_t i32[] = {-1, -1, -1, -1};
+    static const int types[] = {GRADD_F16, GRADD_BF16, GRADD_F32, GRADD_F64, GRADD_I32};
+    const void *values[] = {f16, bf16, f32, f64, i32};
+    struct gradd *g = world_of_one();
+    for (int i = 0; i < 5; i++) {
+        double out[4];
+        struct gradd_op op = {.struct_size = sizeof op,
+                              .kind = GRADD_REDUCE_SCATTER,
+                              .dtype = types[i],
+                              .name = "n",
+                              .in = values[i],
+                              .out = out,
+                              .count = 4,
+                              .check_finite = 1};
+        gradd_handle handle = gradd_submit(g, &op, 1);
+        int32_t rank = -1;
+        uint64_t count = 0;
+        ck_assert_int_eq(gradd_nonfinite(g, handle, 0, &rank, &count), types[i] != GRADD_I32);
+        ck_assert_uint_eq(count, types[i] != GRADD_I32 ? 2 : 0);
+        ck_assert_int_eq(rank, types[i] != GRADD_I32 ? 0 : -1);
+        gradd_release(g, handle);
+    }
+    gradd_shutdown(g);
+}
+END_TEST
+
 START_TEST(results_that_do_not_fit_fail_the_op)
 {
     struct gradd *g = world_of_one();
@@ -287,6 +319,7 @@ static const struct refusal refusals[] = {
       .out = data + 4, .count = 4, .counts = &seven},
      "add up to 7"},
     {{OP, .kind = GRADD_SET_ADD, .name = "n"}, "counts"},
+    {{OP, .kind = GRADD_BARRIER, .name = "n", .check_finite = 1}, "check_finite"},
     {{.struct_size = 8, .name = "n"}, "struct_size is 8"},
 };
 
@@ -350,6 +383,7 @@ int main(void)
         all_reduce_scales_as_the_worker_does,
         half_types_round_as_the_worker_does,
         the_other_kinds_copy_and_count,
+        nan_and_infinity_are_counted_where_asked,
         results_that_do_not_fit_fail_the_op,
         a_process_set_lives_from_add_to_remove,
         the_descriptor_tells_of_ended_ops,
