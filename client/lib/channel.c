@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -24,6 +25,12 @@ enum {
 
 /* How long the daemon has to say why the worker is gone. */
 static const uint64_t cause_grace_ns = 1000000000u;
+
+/*
+ * How long the worker has to finish what it can once the daemon has ended the epoch: ops that every
+ * rank submitted still run, though a rank has died. Only a stopped worker takes that long.
+ */
+static const uint64_t finish_grace_ns = 500000000u;
 
 /* ------------------------------------------------------------------ sending */
 
@@ -113,6 +120,8 @@ static void on_completion(struct gradd *g, const Pb__Completion *completion)
         return;
     int status = error_status_from_wire(completion->code);
     const char *text = completion->text;
+    op->nonfinite = completion->nonfinite;
+    op->nonfinite_rank = (int32_t)completion->nonfinite_rank;
     if (status == GRADD_OK && op_set_counts(op, completion->counts, completion->n_counts) < 0) {
         status = GRADD_ERR_NO_MEMORY;
         text = "out of memory for the op's counts";
@@ -153,13 +162,31 @@ static void on_region_reply(struct gradd *g, const Pb__RegionReply *reply)
         region->text = strdup(reply->text);
 }
 
-static void on_epoch_failed(struct gradd *g, const Pb__EpochFailed *failed)
+static void keep_verdict(struct gradd *g, const Pb__EpochFailed *failed)
+{
+    int status = error_status_from_wire(failed->code);
+    g->verdict = status ? status : GRADD_ERR_RANK_LOST;
+    snprintf(g->verdict_text, sizeof g->verdict_text, "%s",
+             failed->text[0] ? failed->text : "the epoch ended without a word");
+}
+
+/* The worker has completed what it could: the epoch is over. The daemon knows the cause better. */
+static void on_worker_failed(struct gradd *g, const Pb__EpochFailed *failed)
 {
     if (failed->epoch != g->epoch)
         return;
-    int status = error_status_from_wire(failed->code);
-    context_fail(g, status ? status : GRADD_ERR_RANK_LOST, "%s",
-                 failed->text[0] ? failed->text : "the epoch ended without a word");
+    if (!g->verdict)
+        keep_verdict(g, failed);
+    context_fail(g, g->verdict, "%s", g->verdict_text);
+}
+
+/* The worker's own word follows, or its end; completions may come before. */
+static void on_daemon_failed(struct gradd *g, const Pb__EpochFailed *failed)
+{
+    if (failed->epoch != g->epoch || g->verdict)
+        return;
+    keep_verdict(g, failed);
+    g->verdict_ns = context_now_ns() + finish_grace_ns;
 }
 
 static void on_worker_frame(struct gradd *g, const Pb__Envelope *envelope)
@@ -179,7 +206,7 @@ static void on_worker_frame(struct gradd *g, const Pb__Envelope *envelope)
         on_region_reply(g, envelope->region_reply);
         break;
     case PB__ENVELOPE__BODY_EPOCH_FAILED:
-        on_epoch_failed(g, envelope->epoch_failed);
+        on_worker_failed(g, envelope->epoch_failed);
         break;
     case PB__ENVELOPE__BODY_ERROR:
         context_fail(g, error_status_from_wire(envelope->error->code), "%s", envelope->error->text);
@@ -192,15 +219,15 @@ static void on_worker_frame(struct gradd *g, const Pb__Envelope *envelope)
 static void on_daemon_frame(struct gradd *g, const Pb__Envelope *envelope)
 {
     if (envelope->body_case == PB__ENVELOPE__BODY_EPOCH_FAILED)
-        on_epoch_failed(g, envelope->epoch_failed);
+        on_daemon_failed(g, envelope->epoch_failed);
 }
 
 /* The stream has ended. Without the daemon training goes on; without the worker it can not. */
 static void on_end(struct gradd *g, struct link *link)
 {
     link->is_over = link->is_broken = true;
-    if (link == &g->worker && !g->worker_lost_ns)
-        g->worker_lost_ns = context_now_ns();
+    if (link == &g->worker)
+        g->verdict_ns = context_now_ns() + cause_grace_ns;
     if (link == &g->daemon && g->epoll_fd >= 0)
         epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
 }
@@ -231,17 +258,23 @@ static bool read_link(struct gradd *g, struct link *link,
     return has_news;
 }
 
-/* The daemon knows why the worker ended; give it a moment to say so. */
-static void check_lost_worker(struct gradd *g)
+/* Both sides have spoken or ended, or one has had its time: the epoch fails. */
+static void check_verdict(struct gradd *g)
 {
-    if (!g->worker_lost_ns || g->failure)
+    if (!g->verdict_ns || g->failure)
         return;
-    if (!g->daemon.is_over && context_now_ns() < g->worker_lost_ns + cause_grace_ns)
+    bool is_complete = g->worker.is_over && (g->verdict || g->daemon.is_over);
+    if (!is_complete && context_now_ns() < g->verdict_ns) {
+        g->has_ended = true; /* callers' own loops must come back: no descriptor tells the time */
         return;
-    context_fail(g, GRADD_ERR_RANK_LOST,
-                 "job %s, epoch %llu: the worker ended without a word, and the daemon has not said "
-                 "why: see its log",
-                 g->identity.job, (unsigned long long)g->epoch);
+    }
+    if (g->verdict)
+        context_fail(g, g->verdict, "%s", g->verdict_text);
+    else
+        context_fail(g, GRADD_ERR_RANK_LOST,
+                     "job %s, epoch %llu: the worker ended without a word, and the daemon has not "
+                     "said why: see its log",
+                     g->identity.job, (unsigned long long)g->epoch);
 }
 
 bool channel_step(struct gradd *g)
@@ -249,9 +282,9 @@ bool channel_step(struct gradd *g)
     if (g->is_solo || g->failure)
         return false;
     bool has_news = read_link(g, &g->worker, on_worker_frame);
-    if (!has_news || g->worker_lost_ns)
+    if (!has_news || g->verdict_ns)
         has_news |= read_link(g, &g->daemon, on_daemon_frame);
-    check_lost_worker(g);
+    check_verdict(g);
     channel_flush(g);
     if (has_news && g->is_polling)
         signal_fd(g->wake_fd);
@@ -291,9 +324,8 @@ static void poll_links(struct gradd *g, uint64_t deadline_ns)
     };
     if (!g->worker.is_broken && !wire_out_is_empty(&g->worker.out))
         fds[0].events |= POLLOUT;
-    if (g->worker_lost_ns && !g->failure &&
-        (!deadline_ns || deadline_ns > g->worker_lost_ns + cause_grace_ns))
-        deadline_ns = g->worker_lost_ns + cause_grace_ns;
+    if (g->verdict_ns && !g->failure && (!deadline_ns || deadline_ns > g->verdict_ns))
+        deadline_ns = g->verdict_ns;
     struct timespec timeout = {0};
     if (deadline_ns) {
         uint64_t now = context_now_ns();

@@ -11,7 +11,7 @@ static int run(struct gradd *g, const struct gradd_op *op, uint64_t *out_counts,
     gradd_handle handle = submit_ops(g, op, 1, STAGE_BLOCKING);
     if (handle < 0)
         return (int)handle;
-    return submit_wait(g, handle, -1, out_counts, n_counts);
+    return handle_wait(g, handle, -1, out_counts, n_counts);
 }
 
 static struct gradd_op allreduce(const char *name, const void *in, void *out, uint64_t count,

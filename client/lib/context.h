@@ -50,8 +50,14 @@ struct gradd {
     bool may_spin; /* cores are left for a short busy wait */
 
     struct link daemon, worker;
-    uint64_t worker_lost_ns; /* 0, or when the worker's stream ended: the daemon knows why */
-    int failure;             /* status that ended the epoch, or 0 */
+    /*
+     * The epoch is about to fail: the worker's stream ended and the daemon may know why, or the
+     * daemon said so and the worker may have completions under way. 0: no.
+     */
+    uint64_t verdict_ns; /* when to stop waiting for the other one */
+    int verdict;         /* what the daemon said, or 0 */
+    char verdict_text[ERROR_TEXT_BYTES];
+    int failure; /* status that ended the epoch, or 0 */
     char failure_text[ERROR_TEXT_BYTES];
 
     int wake_fd;  /* eventfd: makes the polling thread look again */
@@ -75,6 +81,8 @@ struct gradd {
 
 /* ---- context.c */
 
+/* 0, or a status with gradd_error() set: NULL, or a fork of the process that joined. */
+int context_check_alive(const struct gradd *g);
 /* Take the lock for an API call. 0, or a status with gradd_error() set (and no lock). */
 int context_enter(struct gradd *g);
 void context_leave(struct gradd *g);
@@ -92,10 +100,13 @@ const struct process_set *context_find_set(const struct gradd *g, uint32_t id);
 /* Remember a set that was created. 0 or -ENOMEM. */
 int context_add_set(struct gradd *g, const struct process_set *set);
 void context_remove_set(struct gradd *g, uint32_t id);
-/* A region that the worker knows too. May release the lock meanwhile. 0 or a status. */
-int context_new_region(struct gradd *g, size_t bytes, bool is_staging, struct region **out);
-void context_free_region(struct gradd *g, struct region *region);
 uint64_t context_now_ns(void);
+
+/* ---- memory.c */
+
+/* A region that the worker knows too. May release the lock meanwhile. 0 or a status. */
+int memory_new_region(struct gradd *g, size_t bytes, bool is_staging, struct region **out);
+void memory_free_region(struct gradd *g, struct region *region);
 
 /* ---- channel.c */
 
@@ -167,12 +178,15 @@ int validate_struct(void *dst, size_t known_bytes, const void *src, size_t first
 
 gradd_handle submit_ops(struct gradd *g, const struct gradd_op *ops, size_t n,
                         enum stage_window window);
+void submit_scratch_free(struct submit_scratch *scratch);
+
+/* ---- handle.c */
+
 /*
  * Wait for the handle, fetch its first op's counts (out_counts may be NULL), release it.
  */
-int submit_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
+int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
                 size_t capacity);
-void submit_scratch_free(struct submit_scratch *scratch);
 
 /* ---- solo.c */
 

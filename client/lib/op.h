@@ -64,6 +64,8 @@ struct op {
     struct process_set set; /* GRADD_SET_ADD: without its id; GRADD_SET_REMOVE: only its id */
     uint64_t *counts;       /* of the completion; capacity is kept when the record is recycled */
     size_t n_counts, counts_capacity;
+    uint64_t nonfinite; /* elements of nonfinite_rank's input that were NaN or infinite */
+    int32_t nonfinite_rank;
 };
 
 enum {

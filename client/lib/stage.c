@@ -110,17 +110,17 @@ static int add_buffers(struct gradd *g, unsigned class)
     if (g->stage.bytes + bytes > g->stage.limit)
         stage_trim(g, g->stage.bytes + bytes - g->stage.limit);
     struct region *region;
-    int rc = context_new_region(g, bytes, true, &region);
+    int rc = memory_new_region(g, bytes, true, &region);
     if (rc < 0)
         return rc;
     if (remember_region(&g->stage, region) < 0) {
-        context_free_region(g, region);
+        memory_free_region(g, region);
         return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
     }
     if (carve(&g->stage, region, class) > 0)
         return 0;
     forget_region(&g->stage, region);
-    context_free_region(g, region);
+    memory_free_region(g, region);
     return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
 }
 
@@ -164,7 +164,7 @@ void stage_trim(struct gradd *g, uint64_t bytes)
             pool->idle[class] = buffer->next;
             bytes -= buffer->region->bytes < bytes ? buffer->region->bytes : bytes;
             forget_region(pool, buffer->region);
-            context_free_region(g, buffer->region);
+            memory_free_region(g, buffer->region);
             free(buffer);
         }
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Submission: from `struct gradd_op` to messages for the worker, and the handle's calls.
+ * Submission: from `struct gradd_op` to messages for the worker.
  *
  * Invariant: a submission is known to the worker as a whole or not at all. Until everything that
  * can fail has been done, nothing is sent; undoing gives back what was taken. With registered
  * memory and a recycled record, nothing is allocated on this way.
  */
-#include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -262,6 +262,7 @@ static void describe(const struct gradd_op *request, const struct op_shape *shap
         out->group = (char *)(uintptr_t)group;
         out->group_size = op->lead->n_ops;
     }
+    out->check_finite = request->check_finite != 0;
     out->ready = op->is_flowing ? op->flow.fed / op->element_bytes : op->count;
 }
 
@@ -356,12 +357,16 @@ static gradd_handle submit_locked(struct gradd *g, struct submit_scratch *s, siz
     return handle;
 }
 
+/* What the first version of the struct had. */
+#define FIRST_OP_BYTES offsetof(struct gradd_op, check_finite)
+
 /* Copy the requests, of whatever version of the struct the caller was compiled with. */
 static int copy_requests(const struct gradd_op *ops, size_t n, struct gradd_op *out)
 {
     const uint8_t *at = (const uint8_t *)ops;
     for (size_t i = 0; i < n; i++) {
-        int rc = validate_struct(&out[i], sizeof *out, at, sizeof *out, "struct gradd_op");
+        out[i] = (struct gradd_op){0};
+        int rc = validate_struct(&out[i], sizeof *out, at, FIRST_OP_BYTES, "struct gradd_op");
         if (rc < 0)
             return rc;
         at += ops->struct_size;
@@ -396,156 +401,4 @@ gradd_handle submit_ops(struct gradd *g, const struct gradd_op *ops, size_t n,
 gradd_handle gradd_submit(struct gradd *g, const struct gradd_op *ops, size_t n)
 {
     return submit_ops(g, ops, n, STAGE_ASYNC);
-}
-
-/* ------------------------------------------------------------------ handles */
-
-static struct op *find_handle(const struct gradd *g, gradd_handle handle)
-{
-    struct op *lead = op_find(&g->ops, handle);
-    if (lead && lead->lead == lead && !lead->is_released)
-        return lead;
-    error_set(GRADD_ERR_INVALID, "handle %lld is not in use: waited for or released before",
-              (long long)handle);
-    return NULL;
-}
-
-/* The submission's final status, with gradd_error() set when it failed. */
-static int final_status(const struct gradd *g, const struct op *lead)
-{
-    if (lead->status == GRADD_OK)
-        return GRADD_OK;
-    return error_set(lead->status, "%s", lead->text ? lead->text : g->failure_text);
-}
-
-static bool has_ended(const void *arg)
-{
-    return ((const struct op *)arg)->n_running == 0;
-}
-
-int gradd_test(struct gradd *g, gradd_handle handle)
-{
-    int rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    struct op *lead = find_handle(g, handle);
-    if (!lead) {
-        rc = GRADD_ERR_INVALID;
-    } else {
-        if (!has_ended(lead))
-            channel_step(g);
-        rc = has_ended(lead) ? final_status(g, lead) : GRADD_PENDING;
-    }
-    context_leave(g);
-    return rc;
-}
-
-static uint64_t deadline_after(double timeout_s)
-{
-    if (timeout_s < 0 || timeout_s > 1e9)
-        return WAIT_FOREVER;
-    return context_now_ns() + (uint64_t)(timeout_s * 1e9);
-}
-
-static void copy_counts(const struct op *op, uint64_t *out_counts, size_t capacity)
-{
-    size_t n = op->n_counts < capacity ? op->n_counts : capacity;
-    if (n && out_counts)
-        memcpy(out_counts, op->counts, n * sizeof *out_counts);
-}
-
-int submit_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
-                size_t capacity)
-{
-    if (isnan(timeout_s))
-        return error_set(GRADD_ERR_INVALID, "timeout_s is not a number");
-    int rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    struct op *lead = find_handle(g, handle);
-    if (!lead) {
-        context_leave(g);
-        return GRADD_ERR_INVALID;
-    }
-    lead->n_waiting++;
-    if (!has_ended(lead))
-        channel_step(g);
-    rc = channel_wait(g, has_ended, lead, deadline_after(timeout_s));
-    lead->n_waiting--;
-    if (rc == 0) {
-        rc = final_status(g, lead);
-        if (rc == GRADD_OK)
-            copy_counts(lead, out_counts, capacity);
-        lead->is_released = true;
-    }
-    context_reap(g, lead);
-    context_leave(g);
-    return rc;
-}
-
-int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s)
-{
-    return submit_wait(g, handle, timeout_s, NULL, 0);
-}
-
-int gradd_release(struct gradd *g, gradd_handle handle)
-{
-    int rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    struct op *lead = find_handle(g, handle);
-    if (lead) {
-        lead->is_released = true;
-        context_reap(g, lead);
-    }
-    context_leave(g);
-    return lead ? GRADD_OK : GRADD_ERR_INVALID;
-}
-
-int64_t gradd_counts(struct gradd *g, gradd_handle handle, size_t index, uint64_t *out_counts,
-                     size_t capacity)
-{
-    int64_t rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    struct op *lead = find_handle(g, handle), *op = lead;
-    for (size_t i = 0; op && i < index; i++)
-        op = op->next;
-    if (!lead) {
-        rc = GRADD_ERR_INVALID;
-    } else if (!op) {
-        rc = error_set(GRADD_ERR_INVALID, "handle %lld has %u ops, there is no index %zu",
-                       (long long)handle, lead->n_ops, index);
-    } else if (!has_ended(lead)) {
-        rc = error_set(GRADD_ERR_INVALID, "handle %lld is still running: counts come with its end",
-                       (long long)handle);
-    } else if ((rc = final_status(g, lead)) == GRADD_OK) {
-        copy_counts(op, out_counts, capacity);
-        rc = (int64_t)op->n_counts;
-    }
-    context_leave(g);
-    return rc;
-}
-
-int gradd_fd(struct gradd *g)
-{
-    int rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    rc = channel_event_fd(g);
-    context_leave(g);
-    return rc;
-}
-
-int gradd_progress(struct gradd *g)
-{
-    int rc = context_enter(g);
-    if (rc < 0)
-        return rc;
-    channel_clear_events(g);
-    channel_step(g);
-    channel_clear_events(g);
-    rc = context_check(g);
-    context_leave(g);
-    return rc;
 }

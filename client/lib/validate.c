@@ -112,6 +112,10 @@ static int check_scales(const struct gradd_op *op, struct op_shape *out)
     if (!isfinite(out->prescale) || !isfinite(out->postscale))
         return error_set(GRADD_ERR_INVALID, "\"%s\": scales %g and %g: a factor is finite",
                          op->name, op->prescale, op->postscale);
+    if (!reduces(op->kind) && op->check_finite)
+        return error_set(GRADD_ERR_INVALID,
+                         "\"%s\": check_finite is for all-reduce and reduce-scatter, not for %s",
+                         op->name, kind_names[op->kind]);
     if (!reduces(op->kind) && (out->prescale != 1 || out->postscale != 1))
         return error_set(GRADD_ERR_INVALID,
                          "\"%s\": scales are for all-reduce and reduce-scatter, not for %s",

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a caller does with a handle: test, wait, fetch results, release; and its own event loop.
+ *
+ * Invariant: a handle is valid from gradd_submit() to gradd_wait()'s end or gradd_release(), and
+ * refers to the lead of its submission.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "context.h"
+
+static struct op *find_handle(const struct gradd *g, gradd_handle handle)
+{
+    struct op *lead = op_find(&g->ops, handle);
+    if (lead && lead->lead == lead && !lead->is_released)
+        return lead;
+    error_set(GRADD_ERR_INVALID, "handle %lld is not in use: waited for or released before",
+              (long long)handle);
+    return NULL;
+}
+
+/* The submission's final status, with gradd_error() set when it failed. */
+static int final_status(const struct gradd *g, const struct op *lead)
+{
+    if (lead->status == GRADD_OK)
+        return GRADD_OK;
+    return error_set(lead->status, "%s", lead->text ? lead->text : g->failure_text);
+}
+
+static bool has_ended(const void *arg)
+{
+    return ((const struct op *)arg)->n_running == 0;
+}
+
+int gradd_test(struct gradd *g, gradd_handle handle)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    struct op *lead = find_handle(g, handle);
+    if (!lead) {
+        rc = GRADD_ERR_INVALID;
+    } else {
+        if (!has_ended(lead))
+            channel_step(g);
+        rc = has_ended(lead) ? final_status(g, lead) : GRADD_PENDING;
+    }
+    context_leave(g);
+    return rc;
+}
+
+static uint64_t deadline_after(double timeout_s)
+{
+    if (timeout_s < 0 || timeout_s > 1e9)
+        return WAIT_FOREVER;
+    return context_now_ns() + (uint64_t)(timeout_s * 1e9);
+}
+
+static void copy_counts(const struct op *op, uint64_t *out_counts, size_t capacity)
+{
+    size_t n = op->n_counts < capacity ? op->n_counts : capacity;
+    if (n && out_counts)
+        memcpy(out_counts, op->counts, n * sizeof *out_counts);
+}
+
+int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
+                size_t capacity)
+{
+    if (isnan(timeout_s))
+        return error_set(GRADD_ERR_INVALID, "timeout_s is not a number");
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    struct op *lead = find_handle(g, handle);
+    if (!lead) {
+        context_leave(g);
+        return GRADD_ERR_INVALID;
+    }
+    lead->n_waiting++;
+    if (!has_ended(lead))
+        channel_step(g);
+    rc = channel_wait(g, has_ended, lead, deadline_after(timeout_s));
+    lead->n_waiting--;
+    if (rc == 0) {
+        rc = final_status(g, lead);
+        if (rc == GRADD_OK)
+            copy_counts(lead, out_counts, capacity);
+        lead->is_released = true;
+    }
+    context_reap(g, lead);
+    context_leave(g);
+    return rc;
+}
+
+int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s)
+{
+    return handle_wait(g, handle, timeout_s, NULL, 0);
+}
+
+int gradd_release(struct gradd *g, gradd_handle handle)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    struct op *lead = find_handle(g, handle);
+    if (lead) {
+        lead->is_released = true;
+        context_reap(g, lead);
+    }
+    context_leave(g);
+    return lead ? GRADD_OK : GRADD_ERR_INVALID;
+}
+
+/* The op at this place of a submission that has ended well. 0 or a status. */
+static int find_ended(const struct gradd *g, gradd_handle handle, size_t index,
+                      const struct op **out)
+{
+    const struct op *lead = find_handle(g, handle), *op = lead;
+    if (!lead)
+        return GRADD_ERR_INVALID;
+    for (size_t i = 0; op && i < index; i++)
+        op = op->next;
+    if (!op)
+        return error_set(GRADD_ERR_INVALID, "handle %lld has %u ops, there is no index %zu",
+                         (long long)handle, lead->n_ops, index);
+    if (!has_ended(lead))
+        return error_set(GRADD_ERR_INVALID,
+                         "handle %lld is still running: results come with its end",
+                         (long long)handle);
+    *out = op;
+    return final_status(g, lead);
+}
+
+int64_t gradd_counts(struct gradd *g, gradd_handle handle, size_t index, uint64_t *out_counts,
+                     size_t capacity)
+{
+    int64_t rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    const struct op *op = NULL;
+    rc = find_ended(g, handle, index, &op);
+    if (rc == 0) {
+        copy_counts(op, out_counts, capacity);
+        rc = (int64_t)op->n_counts;
+    }
+    context_leave(g);
+    return rc;
+}
+
+int gradd_nonfinite(struct gradd *g, gradd_handle handle, size_t index, int32_t *out_rank,
+                    uint64_t *out_count)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    const struct op *op = NULL;
+    rc = find_ended(g, handle, index, &op);
+    if (rc == 0 && op->nonfinite > 0) {
+        rc = 1;
+        if (out_rank)
+            *out_rank = op->nonfinite_rank;
+        if (out_count)
+            *out_count = op->nonfinite;
+    }
+    context_leave(g);
+    return rc;
+}
+
+int gradd_fd(struct gradd *g)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    rc = channel_event_fd(g);
+    context_leave(g);
+    return rc;
+}
+
+int gradd_progress(struct gradd *g)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    channel_clear_events(g);
+    channel_step(g);
+    if (!g->verdict_ns || g->failure)
+        channel_clear_events(g); /* of what this call did */
+    rc = context_check(g);
+    context_leave(g);
+    return rc;
+}
