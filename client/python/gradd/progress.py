@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The completion thread: calls a function once an op has ended.
+
+Invariant: every watched op's function is called exactly once, on this thread, after the op has
+ended, or when the thread is stopped first (then with a Shutdown error). The thread sleeps in
+poll(2) on ``gradd_fd`` while ops are watched, and on its own pipe while none is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Callable, Optional
+
+from gradd._library import PENDING
+from gradd.errors import GraddError, Shutdown, from_status
+
+if TYPE_CHECKING:
+    from gradd.context import Context
+
+DoneFn = Callable[[Optional[GraddError]], None]
+
+_log = logging.getLogger("gradd")
+
+
+class Progress:
+    """Watches ops of one context. Thread: any."""
+
+    def __init__(self, context: "Context") -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._watched: dict[int, DoneFn] = {}
+        self._is_stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="gradd-progress", daemon=True)
+        self._thread.start()
+
+    def watch(self, handle: int, on_done: DoneFn) -> None:
+        """Call ``on_done(error or None)`` once the op has ended. It must not block; it may submit.
+
+        The handle stays the caller's: on_done may read its counts, and must release it.
+        """
+        with self._lock:
+            if self._is_stopping:
+                raise Shutdown("the context has left its job", -9)
+            self._watched[handle] = on_done
+        self._wake()
+
+    def stop(self) -> None:
+        """End the thread; what is still watched ends with a Shutdown error. Idempotent."""
+        with self._lock:
+            if self._is_stopping:
+                return
+            self._is_stopping = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for on_done in self._take_all():
+            _call(on_done, Shutdown("the context has left its job while the op was running", -9))
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _take_all(self) -> list[DoneFn]:
+        with self._lock:
+            functions = list(self._watched.values())
+            self._watched.clear()
+        return functions
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+
+    def _run(self) -> None:
+        library, pointer = self._context.library, self._context.pointer
+        idle, busy = select.poll(), select.poll()
+        idle.register(self._wake_read, select.POLLIN)
+        busy.register(self._wake_read, select.POLLIN)
+        fd = library.gradd_fd(pointer)
+        if fd >= 0:
+            busy.register(fd, select.POLLIN)
+        while True:
+            with self._lock:
+                if self._is_stopping:
+                    return
+                is_idle = not self._watched
+            # A worker that ended without a word is found out by a later look, hence the limit.
+            ready = idle.poll() if is_idle else busy.poll(1000)
+            if any(ready_fd == self._wake_read for ready_fd, _ in ready):
+                os.read(self._wake_read, 4096)
+            if not is_idle:
+                library.gradd_progress(pointer)
+            self._finish_ended()
+
+    def _finish_ended(self) -> None:
+        library, pointer = self._context.library, self._context.pointer
+        with self._lock:
+            handles = list(self._watched)
+        for handle in handles:
+            status = library.gradd_test(pointer, handle)
+            if status == PENDING:
+                continue
+            error = from_status(status, library.gradd_error().decode()) if status < 0 else None
+            with self._lock:
+                on_done = self._watched.pop(handle, None)
+            if on_done is not None:
+                _call(on_done, error)
+
+
+def _call(on_done: DoneFn, error: GraddError | None) -> None:
+    try:
+        on_done(error)
+    except Exception:  # a defect in a callback must not end the progress of all other ops
+        _log.exception("a completion callback raised")
