@@ -100,14 +100,9 @@ static bool counts_equal(const struct signature *a, const struct signature *b)
            (a->n_counts == 0 || memcmp(a->counts, b->counts, a->n_counts * sizeof *a->counts) == 0);
 }
 
-static bool groups_equal(const struct signature *a, const struct signature *b)
-{
-    return a->group_size == b->group_size && strcmp(a->group, b->group) == 0;
-}
-
 bool signature_matches(const struct signature *a, const struct signature *b)
 {
-    if (a->kind != b->kind || !groups_equal(a, b))
+    if (a->kind != b->kind)
         return false;
     unsigned parts = parts_of[a->kind];
     return (!(parts & PART_DTYPE) || a->dtype == b->dtype) &&
@@ -136,8 +131,6 @@ const char *signature_describe(const struct signature *a, const struct signature
     if (a->kind != b->kind)
         snprintf(text, bytes, "%s %s[%llu]", kind_name(a->kind), dtype_name(a->dtype),
                  (unsigned long long)a->count);
-    else if (!groups_equal(a, b))
-        snprintf(text, bytes, "group \"%s\" of %u", a->group, a->group_size);
     else if ((parts & PART_DTYPE && a->dtype != b->dtype) ||
              (parts & PART_COUNT && a->count != b->count))
         snprintf(text, bytes, "%s[%llu]", dtype_name(a->dtype), (unsigned long long)a->count);

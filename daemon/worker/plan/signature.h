@@ -24,7 +24,7 @@ struct signature {
     double prescale, postscale;
     const uint64_t *counts; /* reduce-scatter and all-to-all: one per rank of the set */
     size_t n_counts;
-    const char *group; /* "": none */
+    const char *group; /* "": none. Ops of a group are matched together, under its name */
     uint32_t group_size;
 };
 

@@ -158,12 +158,10 @@ START_TEST(each_part_of_a_signature_must_agree)
     other[1].redop = GRADD_MAX;
     other[2].prescale = 0.5;
     other[3].kind = GRADD_ALLGATHER;
-    other[4].group = "g";
-    other[4].group_size = 1;
-    other[5].postscale = 2;
-    const char *words[] = {"int32", "max", "prescale", "all-gather", "group", "postscale"};
+    other[4].postscale = 2;
+    const char *words[] = {"int32", "max", "prescale", "all-gather", "postscale"};
     open_plan(2, 0, 0);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 5; i++) {
         submit(0, "a", base);
         ck_assert_int_eq(submit(1, "a", other[i]), GRADD_ERR_DISAGREE);
         expect_text(refused, words[i]);
@@ -205,20 +203,23 @@ START_TEST(all_gather_counts_may_differ)
 }
 END_TEST
 
+static struct signature in_group(uint64_t count, uint32_t size)
+{
+    struct signature s = sum_of(count);
+    s.group = "g";
+    s.group_size = size;
+    return s;
+}
+
 START_TEST(group_comes_out_together)
 {
-    struct signature s = sum_of(4);
-    s.group = "g";
-    s.group_size = 2;
     open_plan(2, 0, 0);
-    submit(0, "a", s);
-    submit(1, "a", s);
+    submit(0, "a", in_group(4, 2));
+    submit(1, "a", in_group(4, 2));
     expect_nothing();
-    submit(0, "x", sum_of(1));
-    submit(1, "x", sum_of(1));
-    expect_ready("x");
-    submit(1, "b", s);
-    submit(0, "b", s);
+    submit(1, "b", in_group(5, 2));
+    expect_nothing();
+    submit(0, "b", in_group(5, 2));
     expect_ready("a");
     expect_ready("b");
     expect_nothing();
@@ -228,33 +229,66 @@ END_TEST
 
 START_TEST(group_fails_as_one)
 {
-    struct signature s = sum_of(4), bad = sum_of(5);
-    s.group = bad.group = "g";
-    s.group_size = bad.group_size = 3;
     open_plan(2, 0, 0);
-    submit(0, "a", s);
-    submit(1, "a", s);
-    submit(0, "b", s);
-    ck_assert_int_eq(submit(1, "b", bad), GRADD_ERR_DISAGREE);
-    /* "b" is decided first, and takes the ready "a" with it. */
-    expect_failed("b", GRADD_ERR_DISAGREE);
-    expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "\"b\"");
-    submit(0, "c", s);
-    submit(1, "c", s);
-    expect_text(expect_failed("c", GRADD_ERR_DISAGREE), "\"b\"");
-    /* What waits in the group fails at once too. */
-    s.group_size = bad.group_size = 2;
-    submit(0, "d", s);
-    submit(0, "e", s);
-    ck_assert_int_eq(submit(1, "e", bad), GRADD_ERR_DISAGREE);
-    expect_failed("e", GRADD_ERR_DISAGREE);
-    expect_text(expect_failed("d", GRADD_ERR_DISAGREE), "\"e\"");
+    submit(0, "a", in_group(4, 2));
+    submit(0, "b", in_group(4, 2));
+    submit(1, "a", in_group(4, 2));
+    /* Accepted: what a group comes to is told through plan_next(). */
+    ck_assert_int_eq(submit(1, "b", in_group(5, 2)), 0);
+    for (int rank = 0; rank < 2; rank++) {
+        expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "\"b\"");
+        expect_text(expect_failed("b", GRADD_ERR_DISAGREE), "float32[5]");
+    }
     expect_nothing();
     /* The group's name is free again. */
-    s.group_size = 1;
-    submit(0, "a", s);
-    submit(1, "a", s);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        submit(rank, "a", in_group(4, 2));
+        submit(rank, "b", in_group(4, 2));
+    }
     expect_ready("a");
+    expect_ready("b");
+    plan_free(plan);
+}
+END_TEST
+
+START_TEST(groups_of_other_sizes_or_names_disagree)
+{
+    open_plan(2, 0, 0);
+    submit(0, "a", in_group(4, 2));
+    submit(0, "b", in_group(4, 2));
+    submit(1, "a", in_group(4, 1));
+    expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "group of 1 ops, rank 0 of 2");
+    expect_failed("b", GRADD_ERR_DISAGREE);
+    expect_failed("a", GRADD_ERR_DISAGREE);
+    submit(0, "a", in_group(4, 2));
+    submit(0, "b", in_group(4, 2));
+    submit(1, "a", in_group(4, 2));
+    submit(1, "c", in_group(4, 2));
+    expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "\"c\" as op 1, rank 0 \"b\"");
+    plan_free(plan);
+}
+END_TEST
+
+START_TEST(interrupted_or_impossible_group_is_refused)
+{
+    struct signature bad = in_group(4, 2);
+    open_plan(2, 0, 0);
+    submit(0, "a", in_group(4, 2));
+    ck_assert_int_eq(
+        submit(0, "other",
+               (struct signature){.kind = GRADD_BARRIER, .group = "h", .group_size = 1}),
+        GRADD_ERR_INVALID);
+    expect_text(refused, "only 1 of the 2 ops of group \"g\"");
+    bad.redop = 99;
+    ck_assert_int_eq(submit(0, "b", bad), 0);
+    expect_text(expect_failed("a", GRADD_ERR_INVALID), "unknown reduction operator");
+    expect_failed("b", GRADD_ERR_INVALID);
+    expect_nothing();
+    ck_assert_uint_eq(plan_n_waiting(plan), 0);
+    /* An unfinished group ends with the epoch. */
+    submit(1, "a", in_group(4, 2));
+    plan_fail_all(plan, GRADD_ERR_RANK_LOST, "over");
+    expect_text(expect_failed("a", GRADD_ERR_RANK_LOST), "over");
     plan_free(plan);
 }
 END_TEST
@@ -482,6 +516,8 @@ int main(void)
         all_gather_counts_may_differ,
         group_comes_out_together,
         group_fails_as_one,
+        groups_of_other_sizes_or_names_disagree,
+        interrupted_or_impossible_group_is_refused,
         stall_is_reported_once_and_names_who_is_missing,
         timeout_fails_the_op_and_names_who_did_not_come,
         rank_that_left_fails_what_needs_it,

@@ -99,14 +99,16 @@ struct simulation {
     char group[16];
 };
 
-static void check_group(struct simulation *sim, const struct plan_op *op)
+/* Ops of a group come out side by side. */
+static void check_group(struct simulation *sim, const struct request *request)
 {
+    const struct signature *s = &sim->program.ops[request->op];
     if (sim->group_left > 0) {
-        require(strcmp(op->signature.group, sim->group) == 0);
+        require(strcmp(s->group, sim->group) == 0);
         sim->group_left--;
-    } else if (op->signature.group_size > 0) {
-        snprintf(sim->group, sizeof sim->group, "%s", op->signature.group);
-        sim->group_left = op->signature.group_size - 1;
+    } else if (s->group_size > 0) {
+        snprintf(sim->group, sizeof sim->group, "%s", s->group);
+        sim->group_left = s->group_size - 1;
     }
 }
 
@@ -116,7 +118,7 @@ static void take_decisions(struct simulation *sim)
     while ((op = plan_next(sim->plan))) {
         if (op->status == GRADD_OK) {
             sim->n_ready++;
-            check_group(sim, op);
+            check_group(sim, op->parts[0].request);
         } else {
             sim->n_failed++;
             require(op->text[0]);
@@ -135,7 +137,7 @@ static void take_decisions(struct simulation *sim)
                 first = first ? first : request;
                 require(request->op == first->op);
                 require(request->round == first->round);
-                require(request->is_lie == first->is_lie);
+                require(request->is_lie == first->is_lie); /* they may lie alike */
             }
             sim->n_pending[r]--;
         }
@@ -144,18 +146,9 @@ static void take_decisions(struct simulation *sim)
     require(sim->group_left == 0);
 }
 
-/* The rank submits its next op; in a later round only once the round before is over for it. */
-static bool step(struct simulation *sim, unsigned rank, bool lies, uint64_t now)
+static void submit(struct simulation *sim, unsigned rank, unsigned op, bool lies, uint64_t now)
 {
     const struct program *program = &sim->program;
-    if (sim->at[rank] == program->n_ops) {
-        if (sim->n_pending[rank] > 0 || sim->round[rank] + 1 == ROUNDS)
-            return false;
-        sim->round[rank]++;
-        sim->at[rank] = 0;
-        shuffle(sim->order[rank], program->n_ops);
-    }
-    unsigned op = sim->order[rank][sim->at[rank]++];
     struct signature s = program->ops[op];
     struct request *request = &sim->requests[sim->round[rank]][rank][op];
     *request = (struct request){.rank = rank, .op = op, .round = sim->round[rank]};
@@ -170,6 +163,29 @@ static bool step(struct simulation *sim, unsigned rank, bool lies, uint64_t now)
         sim->n_pending[rank]++;
     else
         require(text[0]);
+}
+
+/*
+ * The rank submits its next op or group; in a later round only once the round before is over for
+ * it. A group goes with its first op in the rank's order; its other ops are passed over.
+ */
+static bool step(struct simulation *sim, unsigned rank, bool lies, uint64_t now)
+{
+    const struct program *program = &sim->program;
+    if (sim->at[rank] == program->n_ops) {
+        if (sim->n_pending[rank] > 0 || sim->round[rank] + 1 == ROUNDS)
+            return false;
+        sim->round[rank]++;
+        sim->at[rank] = 0;
+        shuffle(sim->order[rank], program->n_ops);
+    }
+    unsigned op = sim->order[rank][sim->at[rank]++];
+    if (!program->groups[op][0]) {
+        submit(sim, rank, op, lies, now);
+    } else if (op == (unsigned)atoi(program->groups[op] + 1)) {
+        for (unsigned i = 0; i < program->ops[op].group_size; i++)
+            submit(sim, rank, op + i, lies, now);
+    }
     return true;
 }
 
