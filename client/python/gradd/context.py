@@ -271,23 +271,29 @@ class Context:
         return list(out[:n])
 
     def wait_counts(self, handle: int, index: int = 0) -> list[int]:
-        """Wait for the end, and return counts() of one op. Raises the op's error."""
+        """Wait for the end, release the handle, and return counts() of one op, or its error."""
+        outcome: list[Any] = []
         done = threading.Event()
-        if not self.test(handle):
-            self.on_done(handle, lambda _error: done.set())
-            while not done.wait(_WAIT_SLICE_S):
-                self._open()
-        counts = []
-        try:
-            counts = self.counts(handle, index)
-        finally:
-            self.release(handle)
-        return counts
 
-    def on_done(self, handle: int, function: DoneFn) -> None:
+        def on_done(error: GraddError | None) -> None:
+            try:
+                outcome.append(error or self.counts(handle, index))
+            except GraddError as late:
+                outcome.append(late)
+            done.set()
+
+        self.add_done_callback(handle, on_done)
+        while not done.wait(_WAIT_SLICE_S):
+            self._open()
+        if isinstance(outcome[0], GraddError):
+            raise outcome[0]
+        return outcome[0]
+
+    def add_done_callback(self, handle: int, function: DoneFn) -> None:
         """Call ``function(error or None)`` on the completion thread once the op has ended.
 
-        The function must not block, and must release the handle.
+        The function must not block. The handle is released after it has returned; its counts can
+        be read there.
         """
         with self._lock:
             self._open()

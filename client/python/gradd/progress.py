@@ -40,7 +40,7 @@ class Progress:
     def watch(self, handle: int, on_done: DoneFn) -> None:
         """Call ``on_done(error or None)`` once the op has ended. It must not block; it may submit.
 
-        The handle stays the caller's: on_done may read its counts, and must release it.
+        The handle is released after on_done has returned: its counts can be read there.
         """
         with self._lock:
             if self._is_stopping:
@@ -108,6 +108,7 @@ class Progress:
                 on_done = self._watched.pop(handle, None)
             if on_done is not None:
                 _call(on_done, error)
+                library.gradd_release(pointer, handle)
 
 
 def _call(on_done: DoneFn, error: GraddError | None) -> None:
