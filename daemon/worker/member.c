@@ -363,6 +363,8 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
             .postscale = submit->postscale == 0 ? 1 : submit->postscale,
             .counts = submit->counts,
             .n_counts = submit->n_counts,
+            .dims = submit->dims,
+            .n_dims = submit->n_dims <= PLAN_DIMS_MAX ? submit->n_dims : 0,
             .group = submit->group,
             .group_size = submit->group_size,
         };

@@ -145,6 +145,13 @@ GRADD_API const char *gradd_source(const struct gradd *g);
  */
 GRADD_API void *gradd_alloc(struct gradd *g, size_t bytes);
 
+/**
+ * Memory of gradd_alloc() stays readable and writable after gradd_shutdown(): from then on it is
+ * the caller's, who unmaps it with munmap(memory, bytes) when done. For frameworks whose tensors
+ * outlive the context. @return GRADD_OK, or GRADD_ERR_INVALID: not the start of such memory.
+ */
+GRADD_API int gradd_keep(struct gradd *g, void *memory);
+
 /** Free memory of gradd_alloc(). No op may be using it. NULL is allowed. */
 GRADD_API int gradd_free(struct gradd *g, void *memory);
 
@@ -170,6 +177,10 @@ struct gradd_op {
     double postscale;       /**< factor on the result; 0 means 1 */
     uint32_t check_finite;  /**< not 0: count NaN and infinity in the inputs of an all-reduce or
                                  reduce-scatter (see gradd_nonfinite()); one rank's wish is enough */
+    const uint64_t *dims;   /**< the tensor's shape, outermost first, borrowed for the call; ranks
+                                 that give one must agree on it (all-gather and all-to-all: on all
+                                 dimensions but the first). NULL: only counts are compared */
+    uint64_t n_dims;        /**< of dims, at most 32 */
 };
 
 /**

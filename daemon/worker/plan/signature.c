@@ -80,14 +80,17 @@ enum part {
     PART_ROOT = 8,
     PART_SCALE = 16,
     PART_COUNTS = 32,
+    PART_SHAPE = 64,
+    PART_INNER_SHAPE = 128, /* all dimensions but the first */
 };
 
 static const unsigned parts_of[] = {
-    [GRADD_ALLREDUCE] = PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE,
-    [GRADD_BROADCAST] = PART_DTYPE | PART_COUNT | PART_ROOT,
-    [GRADD_ALLGATHER] = PART_DTYPE,
-    [GRADD_REDUCE_SCATTER] = PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_COUNTS,
-    [GRADD_ALLTOALL] = PART_DTYPE,
+    [GRADD_ALLREDUCE] = PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_SHAPE,
+    [GRADD_BROADCAST] = PART_DTYPE | PART_COUNT | PART_ROOT | PART_SHAPE,
+    [GRADD_ALLGATHER] = PART_DTYPE | PART_INNER_SHAPE,
+    [GRADD_REDUCE_SCATTER] =
+        PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_COUNTS | PART_SHAPE,
+    [GRADD_ALLTOALL] = PART_DTYPE | PART_INNER_SHAPE,
     [GRADD_BARRIER] = 0,
     [GRADD_SET_ADD] = PART_COUNTS,
     [GRADD_SET_REMOVE] = PART_ROOT,
@@ -98,6 +101,16 @@ static bool counts_equal(const struct signature *a, const struct signature *b)
 {
     return a->n_counts == b->n_counts &&
            (a->n_counts == 0 || memcmp(a->counts, b->counts, a->n_counts * sizeof *a->counts) == 0);
+}
+
+/* Equal from dimension `first` on, or not known on one side. */
+static bool shapes_equal(const struct signature *a, const struct signature *b, size_t first)
+{
+    if (a->n_dims == 0 || b->n_dims == 0)
+        return true;
+    return a->n_dims == b->n_dims &&
+           (a->n_dims <= first ||
+            memcmp(a->dims + first, b->dims + first, (a->n_dims - first) * sizeof *a->dims) == 0);
 }
 
 bool signature_matches(const struct signature *a, const struct signature *b)
@@ -111,7 +124,9 @@ bool signature_matches(const struct signature *a, const struct signature *b)
            (!(parts & PART_ROOT) || a->root == b->root) &&
            (!(parts & PART_SCALE) ||
             (a->prescale == b->prescale && a->postscale == b->postscale)) &&
-           (!(parts & PART_COUNTS) || counts_equal(a, b));
+           (!(parts & PART_COUNTS) || counts_equal(a, b)) &&
+           (!(parts & PART_SHAPE) || shapes_equal(a, b, 0)) &&
+           (!(parts & PART_INNER_SHAPE) || shapes_equal(a, b, 1));
 }
 
 static void describe_counts(const struct signature *s, char *text, size_t bytes)
@@ -124,16 +139,31 @@ static void describe_counts(const struct signature *s, char *text, size_t bytes)
         snprintf(text + used, bytes - (size_t)used, "]");
 }
 
+/* "float32[17,23]", or "float32[391]" when no shape is known. */
+static void describe_tensor(const struct signature *s, char *text, size_t bytes)
+{
+    const uint64_t *dims = s->n_dims ? s->dims : &s->count;
+    const size_t n = s->n_dims ? s->n_dims : 1;
+    int used = snprintf(text, bytes, "%s[", dtype_name(s->dtype));
+    for (size_t i = 0; i < n && used >= 0 && (size_t)used + 32 < bytes; i++)
+        used += snprintf(text + used, bytes - (size_t)used, "%s%llu", i ? "," : "",
+                         (unsigned long long)dims[i]);
+    if (used >= 0 && (size_t)used + 1 < bytes)
+        snprintf(text + used, bytes - (size_t)used, "]");
+}
+
 const char *signature_describe(const struct signature *a, const struct signature *b, char *text,
                                size_t bytes)
 {
     unsigned parts = parts_of[a->kind];
-    if (a->kind != b->kind)
-        snprintf(text, bytes, "%s %s[%llu]", kind_name(a->kind), dtype_name(a->dtype),
-                 (unsigned long long)a->count);
-    else if ((parts & PART_DTYPE && a->dtype != b->dtype) ||
-             (parts & PART_COUNT && a->count != b->count))
-        snprintf(text, bytes, "%s[%llu]", dtype_name(a->dtype), (unsigned long long)a->count);
+    if (a->kind != b->kind) {
+        int used = snprintf(text, bytes, "%s ", kind_name(a->kind));
+        describe_tensor(a, text + used, bytes - (size_t)used);
+    } else if ((parts & PART_DTYPE && a->dtype != b->dtype) ||
+               (parts & PART_COUNT && a->count != b->count) ||
+               (parts & PART_SHAPE && !shapes_equal(a, b, 0)) ||
+               (parts & PART_INNER_SHAPE && !shapes_equal(a, b, 1)))
+        describe_tensor(a, text, bytes);
     else if (parts & PART_REDOP && a->redop != b->redop)
         snprintf(text, bytes, "operator %s", redop_name(a->redop));
     else if (parts & PART_ROOT && a->root != b->root)
@@ -175,6 +205,8 @@ const char *signature_check(const struct signature *s, uint32_t n_ranks)
         if (!sum_counts(s, &sum) || sum != s->count)
             return "counts whose sum is not the tensor's count";
     }
+    if (s->n_dims > PLAN_DIMS_MAX)
+        return "too many dimensions";
     if (!s->group_size != !s->group[0])
         return "a group without a name or without a size";
     return NULL;

@@ -12,7 +12,10 @@
 
 #include <gradd/types.h>
 
-enum { PLAN_NAME_MAX = 255 }; /* bytes of a tensor's or group's name */
+enum {
+    PLAN_NAME_MAX = 255, /* bytes of a tensor's or group's name */
+    PLAN_DIMS_MAX = 32,  /* dimensions that are compared; a tensor with more counts as flat */
+};
 
 struct signature {
     enum gradd_kind kind;
@@ -24,7 +27,9 @@ struct signature {
     double prescale, postscale;
     const uint64_t *counts; /* reduce-scatter and all-to-all: one per rank of the set */
     size_t n_counts;
-    const char *group; /* "": none. Ops of a group are matched together, under its name */
+    const uint64_t *dims; /* the tensor's shape, outermost first */
+    size_t n_dims;        /* 0: not known, agrees with any shape */
+    const char *group;    /* "": none. Ops of a group are matched together, under its name */
     uint32_t group_size;
 };
 

@@ -187,6 +187,39 @@ START_TEST(each_part_of_a_signature_must_agree)
 }
 END_TEST
 
+START_TEST(shapes_must_agree_where_both_are_known)
+{
+    const uint64_t flat[] = {2, 6}, deep[] = {2, 2, 3}, longer[] = {5, 6};
+    struct signature a = sum_of(12), b = a;
+    open_plan(2, 0, 0);
+    a.dims = flat;
+    a.n_dims = 2;
+    submit(0, "a", a);
+    submit(1, "a", b); /* no shape */
+    expect_ready("a");
+    b.dims = deep;
+    b.n_dims = 3;
+    submit(0, "a", a);
+    ck_assert_int_eq(submit(1, "a", b), GRADD_ERR_DISAGREE);
+    expect_text(refused, "float32[2,2,3]");
+    expect_text(refused, "float32[2,6]");
+    expect_failed("a", GRADD_ERR_DISAGREE);
+    a.kind = b.kind = GRADD_ALLGATHER; /* the first dimension may differ, the others not */
+    b.dims = longer;
+    b.n_dims = 2;
+    b.count = 30;
+    submit(0, "g", a);
+    ck_assert_int_eq(submit(1, "g", b), 0);
+    expect_ready("g");
+    b.dims = deep;
+    b.n_dims = 3;
+    submit(0, "g", a);
+    ck_assert_int_eq(submit(1, "g", b), GRADD_ERR_DISAGREE);
+    expect_failed("g", GRADD_ERR_DISAGREE);
+    plan_free(plan);
+}
+END_TEST
+
 START_TEST(all_gather_counts_may_differ)
 {
     struct signature s = sum_of(4);
@@ -513,6 +546,7 @@ int main(void)
         name_is_free_again_once_its_op_has_ended,
         disagreement_fails_on_all_ranks_and_names_both_sides,
         each_part_of_a_signature_must_agree,
+        shapes_must_agree_where_both_are_known,
         all_gather_counts_may_differ,
         group_comes_out_together,
         group_fails_as_one,
