@@ -17,6 +17,15 @@ enum {
     RESTARTS_MAX = 3, /* of a worker that dies before an epoch begins */
 };
 
+/* The others hear of a failure within a second, even from a worker that is stuck. */
+static const uint64_t ABORT_LIMIT_NS = UINT64_C(700) * 1000000;
+
+/* Who tells the ranks that their epoch has failed. */
+enum teller {
+    TELL_BY_WORKER, /* if it lives: ops that all ranks have submitted finish first */
+    TELL_AT_ONCE,   /* the worker can not reach all of them, or there is no time */
+};
+
 static void on_worker_ready(void *data);
 static void on_worker_message(void *data, const Pb__Envelope *envelope);
 static void on_worker_ended(void *data, const char *how);
@@ -40,6 +49,7 @@ static struct log_fields fields_of(const struct job *job)
 /* ------------------------------------------------------------------ life of a job */
 
 static void on_linger_end(void *data);
+static void on_abort_limit(void *data);
 
 static void fill_key(struct job_key *key, uid_t uid, const char *name)
 {
@@ -71,7 +81,10 @@ static struct job *job_new(struct jobs *jobs, const char *name, const struct pee
     if (!job)
         return NULL;
     job->linger = watch_timer(jobs->loop, on_linger_end, job);
-    if (!job->linger) {
+    job->abort.limit = watch_timer(jobs->loop, on_abort_limit, job);
+    if (!job->linger || !job->abort.limit) {
+        watch_free(job->linger);
+        watch_free(job->abort.limit);
         free(job);
         return NULL;
     }
@@ -92,6 +105,7 @@ static void job_free(struct job *job)
     worker_process_end(job->worker);
     membership_deinit(&job->membership);
     watch_free(job->linger);
+    watch_free(job->abort.limit);
     free(job->stats);
     free(job);
 }
@@ -133,43 +147,86 @@ static void job_settle(struct job *job)
 
 /* ------------------------------------------------------------------ the end of an epoch */
 
-static void send_abort(struct job *job, int code, const char *text, int rank, pid_t pid)
+static void send_abort(struct job *job)
 {
     Pb__EpochAbort abort = PB__EPOCH_ABORT__INIT;
     abort.epoch = job->membership.epoch;
-    abort.code = (uint32_t)-code;
-    abort.text = (char *)text;
-    abort.rank = rank;
-    abort.pid = (int32_t)pid;
+    abort.code = (uint32_t)-job->abort.code;
+    abort.text = job->membership.last_error;
+    abort.rank = job->abort.rank;
+    abort.pid = (int32_t)job->abort.pid;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_EPOCH_ABORT;
     envelope.epoch_abort = &abort;
-    if (job->worker)
-        worker_process_send(job->worker, &envelope, -1);
+    worker_process_send(job->worker, &envelope, -1);
+    job->abort.is_pending = job_request_stats(job);
+    job->abort.seq = job->stats_seq;
+    if (job->abort.is_pending)
+        watch_arm(job->abort.limit, ABORT_LIMIT_NS);
 }
 
-/* Fail the running epoch: the worker and every session in it are told. culprit may be NULL. */
-static void fail_epoch(struct job *job, int code, const char *text, const struct member *culprit)
+static void tell_failed(struct job *job, const struct member *member)
+{
+    struct session_failure failure = {
+        .epoch = job->membership.epoch,
+        .code = job->abort.code,
+        .text = job->membership.last_error,
+        .rank = job->abort.rank,
+        .pid = job->abort.pid,
+    };
+    session_on_epoch_failed(member->session, &failure);
+}
+
+static void tell_all_failed(struct job *job)
+{
+    const struct roster *running = &job->membership.running;
+    for (uint32_t rank = 0; rank < running->size; rank++)
+        if (running->of_rank[rank])
+            tell_failed(job, running->of_rank[rank]);
+}
+
+/* Fail the running epoch. culprit, the member that caused it, may be NULL. */
+static void fail_epoch(struct job *job, int code, const char *text, const struct member *culprit,
+                       enum teller teller)
 {
     struct membership *m = &job->membership;
     if (m->has_failed || m->running.n == 0)
         return;
-    int rank = culprit ? (int)culprit->rank : -1;
-    pid_t pid = culprit ? culprit->pid : 0;
+    job->abort.code = code;
+    job->abort.rank = culprit ? (int)culprit->rank : -1;
+    job->abort.pid = culprit ? culprit->pid : 0;
     struct log_fields fields = fields_of(job);
     fields.has_rank = culprit != NULL;
-    fields.rank = rank;
-    fields.pid = (int)pid;
+    fields.rank = job->abort.rank;
+    fields.pid = (int)job->abort.pid;
     log_line(LOG_LEVEL_WARNING, "job", &fields, "epoch failed: %s", text);
     membership_fail(m, text);
     job->n_stalled = 0;
-    send_abort(job, code, text, rank, pid);
-    struct session_failure failure = {m->epoch, code, text, rank, pid};
-    for (uint32_t i = 0; i < m->running.size; i++) {
-        const struct member *member = m->running.of_rank[i];
-        if (member)
-            session_on_epoch_failed(member->session, &failure);
-    }
+    if (job->worker)
+        send_abort(job);
+    if (!job->worker || teller == TELL_AT_ONCE)
+        tell_all_failed(job);
+    else if (culprit)
+        tell_failed(job, culprit); /* the worker has lost it */
+}
+
+/* The worker does not read what it is sent. The epoch is over: nothing is lost with it. */
+static void on_abort_limit(void *data)
+{
+    struct job *job = data;
+    struct log_fields fields = fields_of(job);
+    log_line(LOG_LEVEL_WARNING, "job", &fields,
+             "the worker (pid %d) does not answer after its epoch failed and is killed",
+             (int)worker_process_pid(job->worker));
+    tell_all_failed(job);
+    worker_process_kill(job->worker);
+}
+
+static void on_abort_obeyed(struct job *job)
+{
+    job->abort.is_pending = false;
+    watch_disarm(job->abort.limit);
+    job_settle(job);
 }
 
 /* Refuse all that wait. */
@@ -201,7 +258,7 @@ void job_member_lost(struct member *member, const char *how)
     char text[FAULT_TEXT_MAX];
     snprintf(text, sizeof text, "job %s: rank %u (node %s, pid %d) %s", job->membership.name,
              member->rank, job->jobs->node, (int)member->pid, how);
-    fail_epoch(job, GRADD_ERR_RANK_LOST, text, member);
+    fail_epoch(job, GRADD_ERR_RANK_LOST, text, member, TELL_BY_WORKER);
     membership_remove(&job->membership, member);
     job_settle(job);
 }
@@ -279,7 +336,8 @@ static int introduce(struct job *job, struct member *member)
 static void try_begin(struct job *job)
 {
     struct membership *m = &job->membership;
-    if (!job->worker || !worker_process_is_ready(job->worker) || !membership_is_ready(m))
+    if (!job->worker || !worker_process_is_ready(job->worker) || job->abort.is_pending ||
+        !membership_is_ready(m))
         return;
     membership_begin(m);
     job->n_restarts = 0;
@@ -295,7 +353,7 @@ static void try_begin(struct job *job)
         char text[FAULT_TEXT_MAX];
         snprintf(text, sizeof text, "job %s: rank %u can not be connected with the worker: %s",
                  m->name, rank, strerror(-rc));
-        fail_epoch(job, GRADD_ERR_NO_MEMORY, text, NULL);
+        fail_epoch(job, GRADD_ERR_NO_MEMORY, text, NULL, TELL_AT_ONCE);
         return;
     }
 }
@@ -376,13 +434,15 @@ static void on_member_gone(struct job *job, const Pb__MemberGone *gone)
         /* The session will know better how its process ended. */
         session_on_lost_at_worker(member->session);
     } else {
-        fail_epoch(job, -(int)gone->code, gone->text, member);
+        fail_epoch(job, -(int)gone->code, gone->text, member, TELL_BY_WORKER);
         job_settle(job);
     }
 }
 
 static void on_stats_reply(struct job *job, const Pb__StatsReply *reply)
 {
+    if (job->abort.is_pending && reply->seq >= job->abort.seq)
+        on_abort_obeyed(job);
     if (reply->seq != job->stats_seq || !reply->stats)
         return;
     size_t bytes = pb__job_stats__get_packed_size(reply->stats);
@@ -427,7 +487,11 @@ static void on_worker_ended(void *data, const char *how)
              (unsigned long long)m->epoch, job->jobs->node, (int)worker_process_pid(job->worker),
              how);
     job->worker = NULL;
-    fail_epoch(job, GRADD_ERR_RANK_LOST, text, NULL);
+    if (watch_is_armed(job->abort.limit))
+        tell_all_failed(job); /* it may not have come to that */
+    job->abort.is_pending = false;
+    watch_disarm(job->abort.limit);
+    fail_epoch(job, GRADD_ERR_RANK_LOST, text, NULL, TELL_AT_ONCE);
     if (m->gathering.n > 0) {
         struct fault fault = {.code = GRADD_ERR_UNAVAILABLE};
         snprintf(fault.text, sizeof fault.text, "%s", text);
@@ -474,7 +538,7 @@ void jobs_abort(struct jobs *jobs, const char *why)
         char text[FAULT_TEXT_MAX];
         snprintf(text, sizeof text, "job %s epoch %llu: %s", job->membership.name,
                  (unsigned long long)job->membership.epoch, why);
-        fail_epoch(job, GRADD_ERR_UNAVAILABLE, text, NULL);
+        fail_epoch(job, GRADD_ERR_UNAVAILABLE, text, NULL, TELL_AT_ONCE);
         job_settle(job);
     }
 }

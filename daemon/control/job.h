@@ -36,7 +36,17 @@ struct job {
     unsigned n_stalled;
     char stall_text[512];
     uint64_t stats_seq; /* of the last StatsRequest */
-    void *stats;        /* the last StatsReply's JobStats, packed */
+    /* An epoch that failed while its worker lives. The worker tells the ranks, after the ops that
+     * still finish; until it answers the request sent behind EpochAbort, or is killed for not
+     * answering, no epoch begins. */
+    struct {
+        bool is_pending;
+        uint64_t seq;
+        int code, rank;
+        pid_t pid;
+        struct watch *limit;
+    } abort;
+    void *stats; /* the last StatsReply's JobStats, packed */
     size_t stats_bytes;
 };
 

@@ -271,7 +271,7 @@ static void on_closed(void *data, struct conn *conn, const char *reason)
     watch_arm(worker->timer, BROKEN_LIMIT_NS);
 }
 
-static void kill_worker(const struct worker_process *worker)
+void worker_process_kill(struct worker_process *worker)
 {
     /* Its group first: it made one of its own before anything else could go wrong. */
     if (kill(-worker->pid, SIGKILL) < 0)
@@ -291,7 +291,7 @@ static void on_timer(void *data)
 {
     struct worker_process *worker = data;
     struct log_fields fields = fields_of(worker);
-    kill_worker(worker);
+    worker_process_kill(worker);
     switch (worker->state) {
     case WORKER_STARTING:
         report_end(worker, "did not start in 20 s and was killed");
@@ -360,7 +360,7 @@ unsigned worker_process_count(void)
 
 void worker_process_kill_all(void)
 {
-    const struct worker_process *worker;
+    struct worker_process *worker;
     LIST_FOREACH(worker, &workers, link)
-    kill_worker(worker);
+    worker_process_kill(worker);
 }

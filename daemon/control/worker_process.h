@@ -63,6 +63,9 @@ void worker_process_send(struct worker_process *worker, const Pb__Envelope *enve
 /* The owner is done with it: closes the channel, kills it if it stays, reaps it. NULL-safe. */
 void worker_process_end(struct worker_process *worker);
 
+/* SIGKILL; on_ended() follows. */
+void worker_process_kill(struct worker_process *worker);
+
 /* Wait for children that have ended; called on SIGCHLD. */
 void worker_process_reap(void);
 /* How many have not been reaped, ended ones included. */
