@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state of a run, shared by the files that begin it (launch_begin.c), drive it (launch.c) and
+ * bring it to its end (launch_end.c). Nobody else includes this.
+ *
+ * Thread: loop.
+ *
+ * Invariant: states only go forward; each is entered by the function of its name.
+ */
+#ifndef GRADD_RUN_LAUNCH_STATE_H
+#define GRADD_RUN_LAUNCH_STATE_H
+
+#include <poll.h>
+
+#include "launch.h"
+#include "private.h"
+#include "ranks.h"
+
+enum { LAUNCH_START_S = 15 }; /* seconds for the private daemon to listen */
+
+enum launch_state {
+    LAUNCH_STARTING, /* the private daemon does not listen yet; there are no ranks */
+    LAUNCH_RUNNING,  /* ranks run, or have ended well */
+    LAUNCH_ENDING,   /* ranks have been asked to end; at kill_at they are killed */
+    LAUNCH_SWEEPING, /* no rank lives; processes that they left behind are made to end */
+    LAUNCH_CLOSING,  /* only the private daemon lives, and has been asked to end */
+    LAUNCH_FLUSHING, /* no process lives; the console has not taken all lines yet */
+    LAUNCH_DONE,
+};
+
+struct launch {
+    const struct args *args;
+    enum launch_state state;
+    int exit_code;
+    int signal_fd;
+    const sigset_t *rank_mask;
+    bool is_interrupted, is_killing;
+    double timeout_at, kill_at; /* monotonic seconds; INFINITY: never */
+    double interrupted_at;      /* valid when is_interrupted */
+    struct sink sinks[2];       /* stdout and stderr; the second is unused when they are one */
+    struct sink *messages;      /* the one that leads to stderr */
+    struct ranks_output output;
+    struct ranks ranks;
+    struct environment environment;
+    char job[64], library[4096];
+    bool has_daemon; /* a private one, not reaped yet */
+    struct private_daemon daemon;
+    struct stream daemon_output;
+    struct pollfd *polled;
+};
+
+/* Monotonic, in seconds. */
+double launch_now_s(void);
+
+/* A line of gradrun's own, to standard error. */
+__attribute__((format(printf, 2, 3))) void launch_say(struct launch *l, const char *format, ...);
+
+#define launch_say_verbose(l, ...)                                                                 \
+    do {                                                                                           \
+        if ((l)->args->is_verbose)                                                                 \
+            launch_say(l, __VA_ARGS__);                                                            \
+    } while (0)
+
+static inline unsigned launch_n_living(const struct launch *l)
+{
+    return l->ranks.n_started - l->ranks.n_over;
+}
+
+/* In launch_begin.c. */
+
+/* Signals, output, variables, ranks without processes. 0, or -errno with a sentence. */
+int launch_set_up(struct launch *l, char *error, size_t bytes);
+void launch_tear_down(struct launch *l);
+/* Decide which daemon to use, and begin. */
+void launch_begin(struct launch *l);
+/* The daemon is there. */
+void launch_start_ranks(struct launch *l);
+
+/* In launch_end.c. */
+
+/* Ask every rank, and everything that ranks have started, to end. The first exit code counts. */
+void launch_begin_ending(struct launch *l, int exit_code);
+/* Go on to the next state while what the present one waits for has happened. */
+void launch_advance(struct launch *l);
+/* Do what is due: the time limit, and killing what was asked to end and has not. */
+void launch_check_time(struct launch *l);
+/* How long poll() may wait, in milliseconds; -1: for ever. */
+int launch_poll_ms(const struct launch *l);
+
+#endif
