@@ -430,7 +430,7 @@ void plan_fail_all(struct plan *plan, int status, const char *text)
 {
     plan->failed = status;
     snprintf(plan->failed_text, sizeof plan->failed_text, "%s", text);
-    struct entry *entry;
+    struct entry *entry = NULL;
     while ((entry = TAILQ_FIRST(&plan->waiting)))
         entry_fail(plan, entry, status, "%s", plan->failed_text);
     for (uint32_t r = 0; r < plan->n_ranks; r++)
