@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "control/daemon.h"
@@ -170,7 +171,10 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     if (action == ACTION_CHECK_CONFIG) {
-        printf("%s: valid\n", arguments.config_file ? arguments.config_file : "command line");
+        const char *file = arguments.config_file;
+        bool is_read = file && access(file, F_OK) == 0;
+        printf("%s: %s\n", file ? file : "command line",
+               file && !is_read ? "not there, the defaults are valid" : "valid");
         return EXIT_SUCCESS;
     }
     log_init("gradd", (enum log_level)config.log_level);
