@@ -304,7 +304,7 @@ static int match(struct plan *plan, struct process_set *set, uint32_t index, con
                  const struct item *items, uint32_t n, uint64_t now_ns, struct entry **out_entry,
                  const char **out_text)
 {
-    struct entry *entry;
+    struct entry *entry = NULL;
     int rc = find_open(plan, set, index, name, &entry, out_text);
     if (rc < 0)
         return rc;
