@@ -25,7 +25,8 @@ struct backend_span {
 
 /* One rank's share of an op. */
 struct backend_part {
-    struct backend_span in, out; /* both without base: the rank is out of data (joined) */
+    struct backend_span in, out; /* without base: the rank is on another node, or out of data */
+    uint32_t node;               /* index of the rank's node in the job */
     uint64_t count;              /* elements of `in` */
     const uint64_t *counts;      /* all-to-all: elements for each rank of the set */
 };

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend for jobs on several nodes: local ranks are summed in shared memory, nodes exchange
+ * sums over links, results are stored to the local ranks; chunk by chunk, all at the same time.
+ *
+ * Thread: loop; the work is done on one net thread per epoch. Batches run strictly in the order
+ * given, which is the same on all nodes; each node derives the same schedule from the ops alone, so
+ * that what is sent next is always what the other side expects next. A header before each chunk
+ * (op, block, step, bytes) proves it: a mismatch fails the batch, it never gives a wrong sum.
+ *
+ * Results are bit-identical on all nodes, independent of timing and of what is fused.
+ */
+#ifndef GRADD_NET_H
+#define GRADD_NET_H
+
+#include "worker/backend/backend.h"
+#include "worker/backend/net/link.h"
+
+enum {
+    NET_NODES_MAX = 256,
+    NET_STREAMS_MAX = 8,
+};
+
+struct net_setup {
+    struct loop *loop;
+    uint32_t node_rank, n_nodes;
+    uint32_t ring_streams; /* 1 to NET_STREAMS_MAX */
+    /*
+     * links[node * NET_STREAMS_MAX + stream]: stream 0 to every other node; further streams, up to
+     * ring_streams, to the two ring neighbours (node_rank ± 1 modulo n_nodes). Others NULL. Taken.
+     */
+    struct link **links;
+    int wire; /* 0, or GRADD_F16 / GRADD_BF16: float32 travels between nodes in that type */
+    /* A link has failed or a peer sent what it should not: called once, on the loop. The batches
+     * that are not done end with GRADD_ERR_RANK_LOST (their done() is called first or after). */
+    void (*on_lost)(void *data, uint32_t node, const char *text);
+    void *data;
+};
+
+struct net_link_stats {
+    uint32_t node;
+    unsigned n_streams;
+    uint64_t sent_bytes, received_bytes;
+    double busy_s; /* time with something to send */
+};
+
+/* The links are taken, even on failure (NULL, *out_text says why). */
+struct backend *net_new(const struct net_setup *setup, const char **out_text);
+
+/* End whatever runs or waits: each batch's done() is called from the loop with this status. */
+void net_abort(struct backend *net, int status, const char *text);
+
+/* Figures per peer node; returns how many were written. */
+size_t net_stats(const struct backend *net, struct net_link_stats *out, size_t capacity);
+
+/*
+ * run() and free(); no new(). Every op kind except the ones without data; parts of remote ranks
+ * have no base. All-reduce and broadcast come whole (begin 0, end count).
+ */
+extern const struct backend_ops backend_net;
+
+#endif
