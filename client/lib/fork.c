@@ -50,10 +50,10 @@ static void after_fork_in_child(void)
         close_fd(&g->event_fd);
         close_fd(&g->epoll_fd);
         /* Threads that waited here are in the parent only. */
-        pthread_mutex_init(&g->lock, NULL);
         pthread_cond_init(&g->changed, NULL);
+        pthread_mutex_unlock(&g->lock);
     }
-    pthread_mutex_init(&list_lock, NULL);
+    pthread_mutex_unlock(&list_lock);
 }
 
 static void install(void)
