@@ -130,10 +130,13 @@ void epoch_turn(struct epoch *epoch)
         watch_stalls(epoch);
 }
 
+static void announce_failure(struct epoch *epoch);
+
 static void on_exec_flush(void *data)
 {
     struct epoch *epoch = data;
     flush_members(epoch);
+    announce_failure(epoch);
     if (epoch->is_retired && epoch_is_idle(epoch))
         epoch->setup->on_over(epoch->setup->data);
 }
@@ -196,30 +199,43 @@ static void on_stall_timer(void *data)
 
 /* ------------------------------------------------------------------ ends */
 
+/* Tell the members, once what still ran has been told. */
+static void announce_failure(struct epoch *epoch)
+{
+    if (!epoch->failure.status || epoch->failure.is_announced || !exec_is_idle(epoch->exec))
+        return;
+    epoch->failure.is_announced = true;
+    for (uint32_t i = 0; i < epoch->n_added; i++)
+        member_push_failed(&epoch->members[i], epoch->number, epoch->failure.status,
+                           epoch->failure.text, epoch->failure.rank, epoch->failure.pid);
+    flush_members(epoch);
+}
+
 void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int pid)
 {
-    if (epoch->failed)
+    if (epoch->failure.status)
         return;
     exec_turn(epoch->exec); /* what all ranks have submitted runs to its end */
-    epoch->failed = status;
+    epoch->failure.status = status;
+    epoch->failure.rank = rank;
+    epoch->failure.pid = pid;
+    snprintf(epoch->failure.text, sizeof epoch->failure.text, "%s", text);
     watch_disarm(epoch->lost_timer);
-    log_line(LOG_LEVEL_WARNING, "epoch",
+    log_line(LOG_LEVEL_DEBUG, "epoch",
              &(struct log_fields){.job = epoch->setup->job,
                                   .epoch = epoch->number,
                                   .has_rank = rank >= 0,
                                   .rank = rank,
                                   .pid = pid},
-             "%s (epoch %llu failed)", text, (unsigned long long)epoch->number);
+             "failed: %s", text); /* the daemon logs it for the operator */
     plan_fail_all(epoch->plan, status, text);
     exec_abort(epoch->exec, status, text);
     exec_turn(epoch->exec);
-    for (uint32_t i = 0; i < epoch->n_added; i++) {
-        struct member *member = &epoch->members[i];
-        if (member->state == MEMBER_ENDED)
-            member->state = MEMBER_LOST;
-        member_push_failed(member, epoch->number, status, text, rank, pid);
-        member_flush(member);
-    }
+    for (uint32_t i = 0; i < epoch->n_added; i++)
+        if (epoch->members[i].state == MEMBER_ENDED)
+            epoch->members[i].state = MEMBER_LOST;
+    flush_members(epoch);
+    announce_failure(epoch);
 }
 
 /* The member's connection is over and what it has sent has been taken. */
@@ -291,7 +307,7 @@ void epoch_on_member_closed(struct epoch *epoch, struct member *member, const ch
     describe_loss(epoch, member, reason, text, sizeof text);
     bool is_cut = reason[0];
     member_is_gone(epoch, member, is_cut ? MEMBER_LOST : MEMBER_ENDED, GRADD_ERR_RANK_LOST, text);
-    if (epoch->failed || epoch->is_retired)
+    if (epoch->failure.status || epoch->is_retired)
         return;
     if (is_cut)
         epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, (int)member->rank, member->pid);

@@ -42,7 +42,12 @@ struct epoch {
     struct plan *plan;
     struct exec *exec;
     struct member *members; /* [size], by local rank */
-    int failed;             /* 0, or the status that ended the epoch */
+    struct {                /* how the epoch ended */
+        int status;         /* 0: it has not failed */
+        bool is_announced;  /* members were told, after the last op that still ran */
+        int rank, pid;      /* culprit, or -1 */
+        char text[512];
+    } failure;
     bool is_retired;
     bool is_turning;
     struct watch *stall_timer;
