@@ -277,12 +277,13 @@ static void check_verdict(struct gradd *g)
                      g->identity.job, (unsigned long long)g->epoch);
 }
 
-bool channel_step(struct gradd *g)
+/* One look at the worker's socket; at the daemon's only where that may matter, as it is rare. */
+static bool step(struct gradd *g, bool asks_daemon)
 {
     if (g->is_solo || g->failure)
         return false;
     bool has_news = read_link(g, &g->worker, on_worker_frame);
-    if (!has_news || g->verdict_ns)
+    if (asks_daemon || g->verdict_ns)
         has_news |= read_link(g, &g->daemon, on_daemon_frame);
     check_verdict(g);
     channel_flush(g);
@@ -291,6 +292,11 @@ bool channel_step(struct gradd *g)
     if (g->has_ended)
         channel_notify(g);
     return has_news;
+}
+
+bool channel_step(struct gradd *g)
+{
+    return step(g, true);
 }
 
 void channel_notify(struct gradd *g)
@@ -314,8 +320,11 @@ static struct timespec to_timespec(uint64_t ns)
     return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
 }
 
-/* Sleep until a socket has something, another thread calls, or the deadline passes. */
-static void poll_links(struct gradd *g, uint64_t deadline_ns)
+/*
+ * Sleep until a socket has something, another thread calls, or the deadline passes. True when the
+ * daemon has something to say.
+ */
+static bool poll_links(struct gradd *g, uint64_t deadline_ns)
 {
     struct pollfd fds[3] = {
         {.fd = g->worker.is_over ? -1 : g->worker.fd, .events = POLLIN},
@@ -333,11 +342,12 @@ static void poll_links(struct gradd *g, uint64_t deadline_ns)
     }
     g->is_polling = true;
     pthread_mutex_unlock(&g->lock);
-    ppoll(fds, 3, deadline_ns ? &timeout : NULL, NULL);
+    int n = ppoll(fds, 3, deadline_ns ? &timeout : NULL, NULL);
     pthread_mutex_lock(&g->lock);
     g->is_polling = false;
-    if (fds[2].revents)
+    if (n > 0 && fds[2].revents)
         clear_fd(g->wake_fd);
+    return n > 0 && fds[1].revents;
 }
 
 static void sleep_until_changed(struct gradd *g, uint64_t deadline_ns)
@@ -357,10 +367,8 @@ static bool spin(struct gradd *g)
 {
     uint64_t until = context_now_ns() + SPIN_NS;
     do {
-        if (read_link(g, &g->worker, on_worker_frame)) {
-            channel_step(g);
+        if (step(g, false))
             return true;
-        }
     } while (context_now_ns() < until);
     return false;
 }
@@ -369,20 +377,28 @@ int channel_wait(struct gradd *g, bool (*is_done)(const void *arg), const void *
                  uint64_t deadline_ns)
 {
     int rc = 0;
+    bool asks_daemon = false;
     while (!is_done(arg)) {
-        if (deadline_ns && context_now_ns() >= deadline_ns) {
-            rc = GRADD_PENDING;
-            break;
-        }
         if (g->is_polling) {
+            if (deadline_ns && context_now_ns() >= deadline_ns) {
+                rc = GRADD_PENDING;
+                break;
+            }
             sleep_until_changed(g, deadline_ns);
             continue;
         }
-        if (channel_step(g) || is_done(arg))
+        bool has_news = step(g, asks_daemon);
+        asks_daemon = false;
+        if (has_news || is_done(arg))
             continue;
-        if (g->may_spin && spin(g))
-            continue;
-        poll_links(g, deadline_ns);
+        if (deadline_ns && context_now_ns() >= deadline_ns) {
+            /* A caller that only ever looks must hear from the daemon too. */
+            step(g, true);
+            rc = is_done(arg) ? 0 : GRADD_PENDING;
+            break;
+        }
+        if (!g->may_spin || !spin(g))
+            asks_daemon = poll_links(g, deadline_ns);
     }
     if (!g->is_polling && g->n_sleeping > 0)
         pthread_cond_broadcast(&g->changed); /* one of them must poll now */

@@ -78,8 +78,6 @@ int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t
         return GRADD_ERR_INVALID;
     }
     lead->n_waiting++;
-    if (!has_ended(lead))
-        channel_step(g);
     rc = channel_wait(g, has_ended, lead, deadline_after(timeout_s));
     lead->n_waiting--;
     if (rc == 0) {

@@ -16,7 +16,7 @@
 enum {
     /* A window that stays in a core's cache: copied in, reduced and copied out while warm. */
     WINDOW_BYTES = 2 << 20,
-    CHUNK_BLOCKING = 256 << 10,
+    CHUNK_BLOCKING = 512 << 10,
     CHUNK_ASYNC = 1 << 20,
     SLAB_BYTES = 1 << 20, /* regions that smaller buffers share */
 };
