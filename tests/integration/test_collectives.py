@@ -94,8 +94,8 @@ def test_runs_and_thread_counts_give_the_same_bits(world: World, threads: int) -
 
 @pytest.mark.large
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("place", ["reg", "unreg", "unreg>reg", "reg>unreg"])
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks, place", [
+    (2, "reg"), (2, "unreg"), (2, "unreg>reg"), (2, "reg>unreg"), (4, "reg")])
 def test_sixty_four_mebibytes(world: World, n_ranks: int, place: str) -> None:
     trainers = world.job(world.daemon(), n_ranks)
     assert_same_bits(check(trainers, "large", count=16 << 20, place=place))

@@ -43,11 +43,33 @@ class Honest:
         assert self.daemon.admin("status")["version"]
 
 
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[Honest]:
+    """One daemon and one honest job for all lies of this file."""
+    world = World()
+    try:
+        yield Honest(world, job_linger_s=0)
+    except BaseException:
+        world.close(is_failed=True)
+        raise
+    world.close(is_failed=False)
+
+
 @pytest.fixture
-def honest(world: World) -> Iterator[Honest]:
-    job = Honest(world)
-    yield job
-    job.assert_alive()
+def honest(long_lived: Honest) -> Iterator[Honest]:
+    """After the test the honest job works, and nothing of the liars is left in the daemon."""
+    daemon_fds, worker_fds = fds_of(long_lived.daemon.pid), fds_of(long_lived.worker)
+    n_lines = len(long_lived.daemon.log.lines)
+    yield long_lived
+    long_lived.assert_alive()
+    eventually(lambda: long_lived.daemon.worker_pids() == [long_lived.worker],
+               "the workers of the liars are gone")
+    eventually(lambda: long_lived.daemon.admin("status") and
+               len(fds_of(long_lived.daemon.pid)) <= len(daemon_fds),
+               f"the daemon has closed what it opened: {daemon_fds}")
+    assert len(fds_of(long_lived.worker)) == len(worker_fds)
+    assert not memfd_mappings(long_lived.daemon.pid)
+    assert len(long_lived.daemon.log.lines) - n_lines < 200, "a liar can flood the log"
 
 
 class Liars:

@@ -407,7 +407,10 @@ class Daemon:
 class World:
     """What one test has started. close() ends it and asserts that nothing is left."""
 
+    open_worlds: list["World"] = []
+
     def __init__(self) -> None:
+        World.open_worlds.append(self)
         self.daemons: list[Daemon] = []
         self.trainers: list[Trainer] = []
         self.others: list[subprocess.Popen[Any]] = []
@@ -470,6 +473,10 @@ class World:
             self.destroy(problems)
         assert not problems, "\n".join(problems)
 
+    def pids(self) -> set[int]:
+        started = [*self.trainers, *self.daemons, *self.others]
+        return {process.pid for process in started}
+
     def destroy(self, problems: list[str]) -> None:
         for process in self.others:
             if process.poll() is None:
@@ -482,6 +489,7 @@ class World:
             trainer.destroy()
         for daemon in self.daemons:
             daemon.destroy()
+        World.open_worlds.remove(self)
         for source in [t.errors for t in self.trainers] + [d.log for d in self.daemons]:
             if SANITIZER_REPORT.search(source.text()):
                 problems.append("a sanitiser or an assertion reported:\n" + source.text()[-6000:])
@@ -491,7 +499,8 @@ class World:
 def adopt_orphans() -> list[str]:
     """Reap what came to this process; what still runs is a leak, and is ended."""
     problems = []
-    for pid in children_of(os.getpid()):
+    known = {pid for world in World.open_worlds for pid in world.pids()}
+    for pid in set(children_of(os.getpid())) - known:
         command = Path(f"/proc/{pid}/cmdline")
         words = command.read_bytes().replace(b"\0", b" ").decode() if command.exists() else "?"
         if not wait_for_exit(pid, 5.0):

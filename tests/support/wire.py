@@ -8,6 +8,7 @@ can send any of them, in any order, with any descriptors.
 from __future__ import annotations
 
 import array
+import os
 import re
 import socket
 import struct
@@ -161,7 +162,8 @@ class RawConnection:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
             sent = self.sock.sendmsg([data], [rights])
             data = data[sent:]
-        self.sock.sendall(data)
+        if data:
+            self.sock.sendall(data)
 
     def send(self, body: str, fds: Iterable[int] = (), **fields: Any) -> None:
         fds = list(fds)
@@ -218,8 +220,6 @@ class RawConnection:
         return self.fds.pop(0)
 
     def close(self) -> None:
-        import os
-
         self.sock.close()
         for fd in self.fds:
             os.close(fd)
