@@ -23,6 +23,7 @@ struct conn {
     void *owner;
     bool is_reading; /* inside on_readable(): flushing waits for the end of the batch */
     bool is_manual;  /* the owner flushes */
+    bool is_paused;
     bool is_closing;
     char reason[160];
 };
@@ -108,7 +109,19 @@ void conn_flush(struct conn *conn)
             conn_close(conn, strerror(-rc));
         return;
     }
-    watch_set(conn->watch, WATCH_READ | (rc > 0 ? WATCH_WRITE : 0));
+    watch_set(conn->watch, (conn->is_paused ? 0 : WATCH_READ) | (rc > 0 ? WATCH_WRITE : 0));
+}
+
+void conn_pause(struct conn *conn)
+{
+    conn->is_paused = true;
+    conn_flush(conn);
+}
+
+void conn_resume(struct conn *conn)
+{
+    conn->is_paused = false;
+    conn_flush(conn);
 }
 
 void conn_set_manual_flush(struct conn *conn)
@@ -204,7 +217,7 @@ static void read_frames(struct conn *conn, unsigned n_reads)
 
 void conn_drain(struct conn *conn)
 {
-    if (!conn->is_closing && !conn->is_reading)
+    if (!conn->is_closing && !conn->is_reading && !conn->is_paused)
         read_frames(conn, 1024);
 }
 

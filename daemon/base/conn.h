@@ -61,6 +61,10 @@ void conn_push_error(struct conn *conn, unsigned code, const char *text);
 void conn_close(struct conn *conn, const char *reason);
 bool conn_is_closing(const struct conn *conn);
 
+/* Read nothing until conn_resume(): what arrives waits in the socket. */
+void conn_pause(struct conn *conn);
+void conn_resume(struct conn *conn);
+
 /* Hand over what has arrived already, without waiting for the loop (used before an epoch ends). */
 void conn_drain(struct conn *conn);
 

@@ -114,16 +114,22 @@ struct name_slot *slot_get(struct plan *plan, uint32_t set, const char *name)
 }
 
 /* The entry is over for everybody: recycle it. It is on no list but its slot's. */
-void entry_release(struct plan *plan, struct entry *entry)
+void entry_detach(struct plan *plan, struct entry *entry)
 {
     struct name_slot *slot = entry->slot;
-    if (slot) {
-        TAILQ_REMOVE(&slot->entries, entry, in_slot);
-        if (TAILQ_EMPTY(&slot->entries)) {
-            HASH_DEL(plan->names, slot);
-            STAILQ_INSERT_HEAD(&plan->spare_names, slot, link);
-        }
+    if (!slot)
+        return;
+    entry->slot = NULL;
+    TAILQ_REMOVE(&slot->entries, entry, in_slot);
+    if (TAILQ_EMPTY(&slot->entries)) {
+        HASH_DEL(plan->names, slot);
+        STAILQ_INSERT_HEAD(&plan->spare_names, slot, link);
     }
+}
+
+void entry_release(struct plan *plan, struct entry *entry)
+{
+    entry_detach(plan, entry);
     process_set_release_entry(&plan->sets, entry->set);
     plan->n_ops -= entry->n_ops;
     TAILQ_INSERT_HEAD(&plan->spare, entry, link);
@@ -202,7 +208,12 @@ void entry_set_parts(struct entry *entry, uint32_t index, const struct item *ite
     for (uint32_t i = 0; i < entry->n_ops; i++) {
         struct plan_op *op = &entry->ops[i]->op;
         const struct signature *s = &items[i].signature;
-        op->parts[index] = (struct plan_part){items[i].request, now_ns, s->count, s->out_capacity};
+        op->parts[index] = (struct plan_part){
+            .request = items[i].request,
+            .arrived_ns = now_ns,
+            .count = s->count,
+            .out_capacity = s->out_capacity,
+        };
         op->ready_ns = now_ns;
     }
 }

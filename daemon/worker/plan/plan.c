@@ -391,6 +391,11 @@ struct plan_op *plan_next(struct plan *plan)
     return op;
 }
 
+void plan_op_detach(struct plan *plan, struct plan_op *op)
+{
+    entry_detach(plan, ((struct entry_op *)op)->entry);
+}
+
 void plan_op_done(struct plan *plan, struct plan_op *op)
 {
     struct entry *entry = ((struct entry_op *)op)->entry;

@@ -30,6 +30,7 @@ struct plan_part {
     uint64_t arrived_ns;
     uint64_t count;
     uint64_t out_capacity;
+    const uint64_t *counts; /* all-to-all: what it gives to each rank; the caller's to fill in */
 };
 
 /* A decided op, owned by the plan until plan_op_done(). */
@@ -78,6 +79,12 @@ int plan_submit(struct plan *plan, uint32_t rank, uint32_t set, const char *name
 
 /* The next decided op, or NULL. */
 struct plan_op *plan_next(struct plan *plan);
+
+/*
+ * The op runs on several nodes and may end on one before another: its name is free from now on.
+ * Idempotent; plan_op_done() is still owed.
+ */
+void plan_op_detach(struct plan *plan, struct plan_op *op);
 
 /*
  * The op has ended (ran, or its failure was told): its name is free again on its ranks, the

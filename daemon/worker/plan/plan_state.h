@@ -124,6 +124,8 @@ struct entry *entry_open(struct plan *plan, struct process_set *set, const struc
 /* The rank's requests become parts of the entry's ops. */
 void entry_set_parts(struct entry *entry, uint32_t index, const struct item *items,
                      uint64_t now_ns);
+/* Its name finds it no longer. Idempotent. */
+void entry_detach(struct plan *plan, struct entry *entry);
 /* The entry is over for everybody: recycle it. It is on no list but its slot's. */
 void entry_release(struct plan *plan, struct entry *entry);
 void entry_free(struct entry *entry);
