@@ -14,12 +14,15 @@ static char error[512];
 #define PARSE(...) parse((const char *[]){"gradrun", __VA_ARGS__, NULL})
 static int parse(const char *const *argv)
 {
+    /* args borrows from the words, which must outlive the macro's array. */
+    static const char *words[64];
     int argc = 0;
-    while (argv[argc])
-        argc++;
+    for (; argv[argc]; argc++)
+        words[argc] = argv[argc];
+    words[argc] = NULL;
     error[0] = '\0';
     args_deinit(&args);
-    return args_parse(&args, argc, (char **)argv, error, sizeof error);
+    return args_parse(&args, argc, (char **)words, error, sizeof error);
 }
 
 START_TEST(options_end_at_the_command)
