@@ -20,7 +20,7 @@ from gradd._library import library
 from gradd.context import Context, Region, Work, make_op
 from gradd.errors import (
     Denied, DuplicateName, Forked, GraddError, HorovodInternalError, InternalError,
-    InvalidRequest, OutOfMemory, ProtocolMismatch, RankLost, RanksDisagree, ServiceUnavailable,
+    InvalidRequest, NonFinite, OutOfMemory, ProtocolMismatch, RankLost, RanksDisagree, ServiceUnavailable,
     Shutdown, Timeout, Unsupported,
 )
 from gradd.types import DType, Kind, ReduceOp
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Context", "DType", "Denied", "DuplicateName", "Forked", "GraddError", "HorovodInternalError",
-    "InternalError", "InvalidRequest", "Kind", "OutOfMemory", "ProtocolMismatch", "RankLost",
+    "InternalError", "InvalidRequest", "Kind", "NonFinite", "OutOfMemory", "ProtocolMismatch", "RankLost",
     "RanksDisagree", "ReduceOp", "Region", "ServiceUnavailable", "Shutdown", "Timeout",
     "Unsupported", "Work", "allgather", "allreduce", "allreduce_async", "alltoall", "barrier",
     "broadcast", "broadcast_async", "context", "init", "is_initialized", "library_version",

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from ctypes import POINTER, c_uint64, c_void_p
+from ctypes import POINTER, c_int32, c_uint64, c_void_p
 from typing import Any, Sequence
 
 from gradd._buffer import Buffer
@@ -25,6 +25,11 @@ from gradd.types import DType, Kind, ReduceOp
 # slices, so that Ctrl-C works and a shutdown by another thread is seen.
 _WAIT_SLICE_S = 0.2
 
+_DIMS_MAX = 32
+
+_libc = ctypes.CDLL(None)
+_libc.munmap.argtypes = [c_void_p, ctypes.c_size_t]
+
 _OP_BYTES = ctypes.sizeof(Op)
 
 
@@ -36,16 +41,22 @@ def counts_array(counts: Sequence[int]) -> ctypes.Array:
 def make_op(kind: Kind, name: str, *, dtype: int = DType.U8, redop: int = ReduceOp.SUM,
             root: int = 0, set: int = 0, input: int = 0, output: int = 0, count: int = 0,
             out_capacity: int = 0, counts: Sequence[int] | None = None, prescale: float = 1.0,
-            postscale: float = 1.0) -> Op:
+            postscale: float = 1.0, dims: Sequence[int] | None = None,
+            check_finite: bool = False) -> Op:
     """One request, as ``struct gradd_op`` has it.
 
     ``input`` and ``output`` are addresses; ``count`` and ``out_capacity`` are elements; ``counts``
-    has one number per rank of the set (for SET_ADD: the set's ranks). The memory must stay valid
-    until the op has ended.
+    has one number per rank of the set (for SET_ADD: the set's ranks). `dims` is the shape, which
+    ranks that give one must agree on (gathers: but for the first dimension). The memory must stay
+    valid until the op has ended.
     """
     op = Op(struct_size=_OP_BYTES, kind=kind, dtype=dtype, redop=redop, root=root, set=set,
             name=name.encode(), input=input or None, output=output or None, count=count,
-            out_capacity=out_capacity, prescale=prescale, postscale=postscale)
+            out_capacity=out_capacity, prescale=prescale, postscale=postscale,
+            check_finite=check_finite)
+    if dims is not None and 0 < len(dims) <= _DIMS_MAX:
+        op.dims = ctypes.cast(counts_array(dims), POINTER(c_uint64))
+        op.n_dims = len(dims)
     if counts is not None:
         op.counts = ctypes.cast(counts_array(counts), POINTER(c_uint64))
     return op
@@ -124,6 +135,7 @@ class Context:
         self._lock = threading.Lock()
         self._progress: Progress | None = None
         self._n_unnamed: dict[int, int] = {}
+        self._regions: dict[int, int] = {}  # bytes by address, while something refers to them
         self._n_waiting = 0
         self._nobody_waits = threading.Condition(self._lock)
         options = Options(
@@ -163,6 +175,9 @@ class Context:
             progress.stop()
         with self._lock:
             self._nobody_waits.wait_for(lambda: self._n_waiting == 0)
+        if self.can_keep_memory:
+            for address in list(self._regions):
+                self.library.gradd_keep(pointer, address)
         self.library.gradd_shutdown(pointer)
 
     def __enter__(self) -> "Context":
@@ -192,11 +207,20 @@ class Context:
         address = self.library.gradd_alloc(self._open(), n_bytes)
         if not address:
             raise from_status(-6, self.library.gradd_error().decode())
+        self._regions[address] = max(n_bytes, 1)
         return Region(self, address, max(n_bytes, 1))
 
+    @property
+    def can_keep_memory(self) -> bool:
+        """Does memory of alloc() outlive shutdown() while something refers to it?"""
+        return hasattr(self.library, "gradd_keep")
+
     def _free(self, address: int) -> None:
+        n_bytes = self._regions.pop(address, 0)
         if self.is_open:
             self.library.gradd_free(self.pointer, address)
+        elif n_bytes:
+            _libc.munmap(address, n_bytes)  # kept by shutdown()
 
     # -------------------------------------------------------------- ops
 
@@ -269,6 +293,16 @@ class Context:
         out = (c_uint64 * (capacity or max(self.size, 1)))()
         n = self._check(self.library.gradd_counts(self._open(), handle, index, out, len(out)))
         return list(out[:n])
+
+    def nonfinite(self, handle: int, index: int = 0) -> tuple[int, int] | None:
+        """(first rank, elements) of NaN and infinity in the inputs of an op with check_finite.
+
+        Between the op's end and its release. None: every input was finite.
+        """
+        rank, count = c_int32(), c_uint64()
+        found = self._check(self.library.gradd_nonfinite(
+            self._open(), handle, index, ctypes.byref(rank), ctypes.byref(count)))
+        return (rank.value, count.value) if found > 0 else None
 
     def wait_counts(self, handle: int, index: int = 0) -> list[int]:
         """Wait for the end, release the handle, and return counts() of one op, or its error."""

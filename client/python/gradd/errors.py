@@ -102,6 +102,12 @@ class InternalError(HorovodInternalError):
     status = -13
 
 
+class NonFinite(GraddError, ArithmeticError):
+    """A rank's input has a NaN or an infinity (only where ``check_finite`` was asked for)."""
+
+    status = -1
+
+
 _BY_STATUS = {
     cls.status: cls
     for cls in (
