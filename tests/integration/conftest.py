@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "large: moves so many bytes that sanitisers take too long",
         "tsan: exercises the worker's threads, and is quick enough for the thread sanitiser",
         "root: needs to run as root",
+        "asan: worth its time under the address sanitiser (set below)",
     ):
         config.addinivalue_line("markers", line)
     if not harness.GRADD.exists():
@@ -33,8 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
     harness.become_subreaper()
 
 
+def is_worth_asan(item: pytest.Item) -> bool:
+    """Whatever takes unusual ways through the code; of the collectives, each kind once."""
+    if item.get_closest_marker("timing") or item.get_closest_marker("large"):
+        return False
+    if item.path.stem in ("test_gradrun", "test_digits"):
+        return "private_daemon" in item.name or "ranks_aggregate" in item.name
+    if item.path.stem == "test_collectives" and "n_ranks" in getattr(item, "fixturenames", ()):
+        return item.callspec.params["n_ranks"] == 3
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if is_worth_asan(item):
+            item.add_marker(pytest.mark.asan)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root, to act as two users"))
 

@@ -673,7 +673,7 @@ def random_fields(dice: random.Random, message: str, depth: int) -> dict[str, An
 
 
 def random_value(dice: random.Random, kind: str, depth: int) -> Any:
-    if kind == "string":
+    if kind in ("string", "bytes"):
         return dice.choice(["", "x", "job", "y" * 300, "z\n"])
     if kind == "double":
         return dice.choice([0.0, 1.0, -1e308, float("nan"), float("inf")])

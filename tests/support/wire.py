@@ -56,7 +56,7 @@ def _encode_field(number: int, kind: str, value: Any) -> bytes:
         return varint(number << 3) + varint(int(value))
     if kind == "double":
         return varint(number << 3 | 1) + struct.pack("<d", value)
-    if kind == "string":
+    if kind in ("string", "bytes"):
         data = value.encode() if isinstance(value, str) else value
     else:
         data = encode(kind, value)
