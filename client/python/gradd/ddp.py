@@ -176,7 +176,7 @@ def _run(context: Context, op: Any, result: Callable[[], torch.Tensor],
         # Raised here, it reaches DDP as an error; an exception that is set on a Future is a value
         # to DDP.
         if errors:
-            raise RuntimeError(f"{type(errors[0]).__name__}: {errors[0]}")
+            raise errors[0]
         return result()
 
     future = ended.then(value)

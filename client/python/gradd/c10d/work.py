@@ -166,5 +166,5 @@ class Work(TorchWork):
         # An error that a callback raises reaches callers in C++ as an error; one that is set on a
         # future is a value to them.
         if self._error is not None:
-            raise RuntimeError(f"{type(self._error).__name__}: {self._error}")
+            raise self._error
         return self._outputs
