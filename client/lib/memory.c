@@ -120,6 +120,21 @@ void *gradd_alloc(struct gradd *g, size_t bytes)
     return memory;
 }
 
+int gradd_keep(struct gradd *g, void *memory)
+{
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    struct region *region = region_table_find(&g->regions, memory);
+    if (region && region->base == memory)
+        region->is_kept = true;
+    else
+        rc = error_set(GRADD_ERR_INVALID, "%p was not returned by gradd_alloc() of this context",
+                       memory);
+    context_leave(g);
+    return rc;
+}
+
 int gradd_free(struct gradd *g, void *memory)
 {
     if (!memory)
@@ -135,6 +150,7 @@ int gradd_free(struct gradd *g, void *memory)
         rc = error_set(GRADD_ERR_INVALID, "memory %p is in use by %u ops in flight: wait for them",
                        memory, region->n_uses);
     } else {
+        region->is_kept = false;
         region_table_remove(&g->regions, region);
         memory_free_region(g, region);
     }

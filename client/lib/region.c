@@ -151,7 +151,8 @@ void region_unmap(struct region *region)
 {
     if (!region)
         return;
-    munmap(region->base, region->bytes);
+    if (!region->is_kept)
+        munmap(region->base, region->bytes);
     free(region->text);
     free(region);
 }

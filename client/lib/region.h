@@ -17,6 +17,7 @@ struct region {
     size_t bytes;        /* what the owner asked for, rounded up to pages */
     unsigned n_uses;     /* ops in flight that name it */
     bool is_staging;     /* the library's own: not found by pointer */
+    bool is_kept;        /* gradd_keep(): the mapping outlives the context */
     bool is_answered;    /* the worker has replied to Register */
     int status;          /* its answer */
     char *text;          /* the sentence of a refusal; owned */
@@ -40,7 +41,7 @@ void region_table_remove(struct region_table *table, const struct region *region
  * *out_fd is the caller's to close. 0, or a gradd_status with gradd_error() set.
  */
 int region_map(size_t bytes, struct region **out, int *out_fd);
-/* Unmap and free. NULL is allowed. */
+/* Unmap (unless it is kept) and free. NULL is allowed. */
 void region_unmap(struct region *region);
 
 #endif

@@ -239,6 +239,8 @@ static Pb__Buffer *describe_lane(const struct lane *lane, Pb__Buffer *out)
     return out;
 }
 
+enum { DIMS_MAX = 32 }; /* a tensor with more dimensions is compared by its count alone */
+
 static void describe(const struct gradd_op *request, const struct op_shape *shape,
                      const struct op *op, const char *group, Pb__Buffer *buffers, Pb__Submit *out)
 {
@@ -263,6 +265,10 @@ static void describe(const struct gradd_op *request, const struct op_shape *shap
         out->group_size = op->lead->n_ops;
     }
     out->check_finite = request->check_finite != 0;
+    if (request->n_dims <= DIMS_MAX) {
+        out->dims = (uint64_t *)(uintptr_t)request->dims;
+        out->n_dims = request->dims ? request->n_dims : 0;
+    }
     out->ready = op->is_flowing ? op->flow.fed / op->element_bytes : op->count;
 }
 

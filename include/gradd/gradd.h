@@ -170,7 +170,8 @@ struct gradd_op {
     void *out;
     uint64_t count;         /**< elements of `in`; broadcast: elements of the message */
     uint64_t out_capacity;  /**< all-gather, all-to-all: elements that fit into `out` */
-    const uint64_t *counts; /**< one per rank of the set, borrowed for the call. Reduce-scatter:
+    const uint64_t *counts; /**< one per rank of the set, borrowed for the call. GRADD_SET_ADD: the
+                                 `count` ranks of the new set, ascending. Reduce-scatter:
                                  elements each rank receives (NULL: even, the remainder to the
                                  lowest ranks). All-to-all: elements for each rank (NULL: even) */
     double prescale;        /**< factor on every input; 0 means 1 */

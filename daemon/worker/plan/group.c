@@ -68,6 +68,12 @@ static int refuse_all(struct plan *plan, struct process_set *set, uint32_t rank,
     return 0;
 }
 
+static int compare_items(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+    return strcmp(x->name ? x->name : "", y->name ? y->name : "");
+}
+
 int group_submit(struct plan *plan, uint32_t rank, struct process_set *set, uint32_t set_id,
                  const char *name, const struct signature *s, void *request, uint64_t now_ns,
                  const char **out_text)
@@ -99,6 +105,8 @@ int group_submit(struct plan *plan, uint32_t rank, struct process_set *set, uint
     }
     if (assembly->n < assembly->size)
         return 0;
+    /* Ranks may list a group's ops in different orders. */
+    qsort(assembly->items, assembly->n, sizeof *assembly->items, compare_items);
     if (!assembly->status) {
         rc = plan_submit_items(plan, rank, set, assembly->name, assembly->items, assembly->n,
                                now_ns, out_text);
