@@ -71,13 +71,9 @@ _PROTOTYPES = {
     "gradd_release": (c_int, c_void_p, c_int64),
     "gradd_counts": (c_int64, c_void_p, c_int64, c_size_t, POINTER(c_uint64), c_size_t),
     "gradd_nonfinite": (c_int, c_void_p, c_int64, c_size_t, POINTER(c_int32), POINTER(c_uint64)),
+    "gradd_keep": (c_int, c_void_p, c_void_p),
     "gradd_fd": (c_int, c_void_p),
     "gradd_progress": (c_int, c_void_p),
-}
-
-# Not in every library of this ABI.
-_OPTIONAL = {
-    "gradd_keep": (c_int, c_void_p, c_void_p),
 }
 
 
@@ -125,10 +121,6 @@ def load() -> ctypes.CDLL:
                 raise ProtocolMismatch(f"{path} has no {name}(): it is no libgradd of this version")
             function.restype = result
             function.argtypes = arguments
-        for name, (result, *arguments) in _OPTIONAL.items():
-            if hasattr(library, name):
-                getattr(library, name).restype = result
-                getattr(library, name).argtypes = arguments
         check(library, path)
         return library
     raise ServiceUnavailable(

@@ -175,9 +175,8 @@ class Context:
             progress.stop()
         with self._lock:
             self._nobody_waits.wait_for(lambda: self._n_waiting == 0)
-        if self.can_keep_memory:
-            for address in list(self._regions):
-                self.library.gradd_keep(pointer, address)
+        for address in list(self._regions):
+            self.library.gradd_keep(pointer, address)
         self.library.gradd_shutdown(pointer)
 
     def __enter__(self) -> "Context":
@@ -209,11 +208,6 @@ class Context:
             raise from_status(-6, self.library.gradd_error().decode())
         self._regions[address] = max(n_bytes, 1)
         return Region(self, address, max(n_bytes, 1))
-
-    @property
-    def can_keep_memory(self) -> bool:
-        """Does memory of alloc() outlive shutdown() while something refers to it?"""
-        return hasattr(self.library, "gradd_keep")
 
     def _free(self, address: int) -> None:
         n_bytes = self._regions.pop(address, 0)

@@ -6,7 +6,8 @@ result has a size that only the other ranks know (all-gather, all-to-all) run in
 shapes are exchanged, which also shows every rank whether they fit; then the data. The second step
 is submitted by the completion thread, so that no rank waits for another one's synchronize().
 
-Invariant: of one process set, a name is in flight at most once; a handle is synchronised once.
+Invariant: of one process set, a name is in flight at most once, from submission until
+synchronize(), or until poll() has said True; a handle is synchronised once.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Pending:
         self.finish = finish
         self.handle = 0        # of the library; 0: the completion thread has it
         self.error: GraddError | None = None
+        self.was_seen_ended = False
         self.check_finite = check_mode()
         self.names: list[str] = []  # of the ops, for what check_finite finds
         self.done = threading.Event()  # for ops of two steps
@@ -127,10 +129,13 @@ class Engine:
         return name
 
     def claim(self, pending: Pending) -> None:
-        """The name is this op's until it ends. ValueError while another has it."""
+        """The name is this op's until the caller has seen its end. ValueError while another's.
+
+        Whether an op that nobody has asked about has ended already is a matter of microseconds:
+        if that decided, a script would fail on some days only.
+        """
         with self._lock:
-            other = self._in_flight.get(pending.key)
-            if other is not None and not other.has_ended():
+            if pending.key in self._in_flight:
                 raise ValueError(
                     f"\"{pending.key[1]}\": this rank has an op of this name in flight already: "
                     "wait for it, or use another name")
@@ -271,11 +276,20 @@ def register(pending: Pending) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Has the op ended? After True, synchronize() does not block. ValueError: unknown handle."""
+    """Was the op seen to have ended, by the last poll()? ValueError: unknown handle.
+
+    After True, synchronize() does not block. Never True at once, also for an op whose result was
+    there before poll() could ask: scripts (Horovod's own tests) take that for a synchronous op.
+    """
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"handle {handle} is not in use: synchronised before, or never given")
-    return pending.has_ended()
+    if not pending.was_seen_ended:
+        # What is known is told; what has come meanwhile is read for the next call.
+        pending.was_seen_ended = pending.has_ended()
+        return False
+    pending.engine.drop(pending)
+    return True
 
 
 def synchronize(handle: int) -> Any:

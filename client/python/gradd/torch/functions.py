@@ -112,8 +112,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
                               model: torch.nn.Module | None = None) -> None:
     """Make the optimizer's state and options those of `root_rank`, on every rank.
 
-    State that a rank does not have yet is created; no step is taken for that. `model` is accepted
-    for compatibility.
+    State that a rank does not have yet is created; no step is taken for that. Where no rank has
+    any yet, parameters get a gradient of zero, which Horovod's scripts find there. `model` is
+    accepted for compatibility.
 
     Raises:
         ValueError: for LBFGS, whose state has no fixed form.
@@ -122,6 +123,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     wanted = broadcast_object(_describe_state(optimizer), root_rank, "optimizer.state")
     params = _numbered_parameters(optimizer)
+    if not wanted["tensors"] and not wanted["others"]:
+        for p in params:
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
     if rank() != root_rank:
         _take_structure(optimizer, params, wanted)
     broadcast_parameters(

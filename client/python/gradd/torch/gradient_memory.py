@@ -36,8 +36,8 @@ class GradientMemory:
     def _allocate(self, context: Context) -> None:
         """(Re)make the places; those of an earlier membership stay ordinary memory."""
         self._context, self._views = context, {}
-        if context.size == 1 or not context.can_keep_memory:
-            return  # nobody to share with; or gradients would vanish with the context
+        if context.size == 1:
+            return
         by_type: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for p in self._params:
             by_type.setdefault(p.dtype, []).append(p)
