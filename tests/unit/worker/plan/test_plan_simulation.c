@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random schedules against the plan, from a printed seed (GRADD_SEED repeats one): ranks submit
- * the same program in orders of their own, sometimes lie, leave or stop. Whatever happens: every
- * accepted request comes out exactly once, ready ops hold one matching request of every rank, and
- * without lies everything becomes ready.
+ * Random schedules against the plan, from a printed seed (GRADD_TEST_SEED repeats one): ranks
+ * submit the same program in orders of their own, sometimes lie, leave or stop. Whatever happens:
+ * every accepted request comes out exactly once, ready ops hold one matching request of every rank,
+ * and without lies everything becomes ready.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -283,9 +283,9 @@ END_TEST
 
 int main(void)
 {
-    const char *given = getenv("GRADD_SEED");
+    const char *given = getenv("GRADD_TEST_SEED");
     state = given ? strtoull(given, NULL, 0) : (unsigned long long)time(NULL) * 2654435761u | 1;
-    printf("GRADD_SEED=%llu\n", state);
+    printf("GRADD_TEST_SEED=%llu\n", state);
     fflush(stdout);
     const TTest *const tests[] = {
         honest_ranks_in_any_order_get_everything,
