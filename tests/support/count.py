@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print "passed failed skipped" for a results file, counting single test cases.
 
-A meson log (testlog.json) counts the cases that each program reports: a TAP plan, or check's
-summary line; a program that reports neither counts as one case. A junit file (pytest's) counts
+A meson log (testlog.json) counts the cases that each program reports: a TAP plan, check's summary
+line or unittest's; a program that reports none of them counts as one case. A junit file (pytest's) counts
 its cases. A program that failed without naming a failed case counts as one failure.
 """
 
@@ -13,6 +13,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 CHECK_SUMMARY = re.compile(r"^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)", re.M)
+UNITTEST = re.compile(r"^Ran (\d+) tests? in .*\n+(?:OK|FAILED)(?: \((.*)\))?$", re.M)
 TAP_PLAN = re.compile(r"^1\.\.(\d+)", re.M)
 TAP_LINE = re.compile(r"^(ok|not ok)\b([^\n]*)", re.M)
 
@@ -34,6 +35,12 @@ def count_program(result: str, output: str) -> tuple[int, int, int]:
             bad = int(failures) + int(errors)
             passed += int(checks) - bad
             failed += bad
+    elif UNITTEST.search(output):
+        ran, notes = UNITTEST.findall(output)[-1]
+        numbers = dict(re.findall(r"(\w+)=(\d+)", notes))
+        failed = int(numbers.get("failures", 0)) + int(numbers.get("errors", 0))
+        skipped = int(numbers.get("skipped", 0))
+        passed = int(ran) - failed - skipped
     elif result in ("OK", "EXPECTEDFAIL"):
         passed = 1
     if result not in ("OK", "EXPECTEDFAIL") and failed == 0:
@@ -46,7 +53,7 @@ def count_meson(path: str) -> tuple[int, int, int]:
     with open(path, encoding="utf-8") as log:
         for line in log:
             test = json.loads(line)
-            counts = count_program(test["result"], test.get("stdout") or "")
+            counts = count_program(test["result"], "\n".join((test.get("stdout") or "", test.get("stderr") or "")))
             total = tuple(a + b for a, b in zip(total, counts))
     return total
 
