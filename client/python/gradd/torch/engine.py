@@ -259,7 +259,15 @@ def engine() -> Engine:
 def forget_all() -> None:
     """Before shutdown: ops in flight end with an error where somebody waits for them."""
     for pending in list(_pending.values()):
-        if pending.error is None and not pending.has_ended():
+        if pending.done.is_set():
+            continue
+        try:
+            if pending.handle and pending.has_ended():
+                pending.wait()
+                continue
+        except GraddError as error:
+            pending.error = error
+        if pending.error is None:
             pending.error = Shutdown("the job was shut down while the op was running", -9)
         pending.handle = 0
         pending.done.set()
