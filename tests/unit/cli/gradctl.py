@@ -50,7 +50,8 @@ class Daemon:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen()
-        threading.Thread(target=self.serve, daemon=True).start()
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
 
     def serve(self):
         with contextlib.suppress(OSError):
@@ -76,6 +77,9 @@ class Daemon:
         return self
 
     def __exit__(self, *_):
+        # A thread that is about to accept() on a closed descriptor may get the next test's listener.
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join(LIMIT_S)
         self.listener.close()
         self.directory.cleanup()
 
