@@ -60,7 +60,9 @@ static void make_program(struct program *program)
         for (unsigned k = 0; k < n; k++) {
             struct signature *s = &program->ops[i + k];
             sprintf(program->names[i + k], "t%u", i + k);
-            sprintf(program->groups[i + k], n > 1 ? "g%u" : "", i);
+            program->groups[i + k][0] = '\0';
+            if (n > 1)
+                sprintf(program->groups[i + k], "g%u", i);
             *s = (struct signature){
                 .kind = next_random(2) ? GRADD_ALLREDUCE : GRADD_ALLGATHER,
                 .dtype = GRADD_F32,
