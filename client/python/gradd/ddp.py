@@ -4,9 +4,9 @@
     model = DistributedDataParallel(net)
     model.register_comm_hook(None, gradd.ddp.hook)
 
-Each bucket is copied once, into memory that the worker shares; it is averaged there while backward
-computes the next one, and DDP reads the result from there. ``fp16_hook`` and ``bf16_hook`` convert
-in that copy, so that half the bytes are summed (in float32 all the same).
+Each bucket is averaged where it lies, by a worker that shares its pages, while backward computes the
+next one. ``fp16_hook`` and ``bf16_hook`` copy it to half types first, so that half the bytes are
+summed (in float32 all the same).
 
 The first argument of register_comm_hook may be None (the default process group's ranks), a process
 group, a gradd Context, or a :class:`State`. Without a State each model gets one by itself. The
@@ -22,57 +22,146 @@ import itertools
 import threading
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import torch
 import torch.distributed as dist
 
 import gradd
+from gradd._pages import SharedPages
 from gradd.c10d.join import join
 from gradd.c10d.tensors import DTYPES
 from gradd.context import Context, Region, make_op
-from gradd.errors import GraddError, InvalidRequest, Unsupported
+from gradd.errors import GraddError, InvalidRequest, OutOfMemory, Unsupported
 from gradd.types import Kind, ReduceOp
 
 Future = torch.futures.Future
 
 _JOIN_TIMEOUT = timedelta(minutes=30)
+_IN_PLACE_BYTES = 256 << 10  # below, a copy costs less than a mapping of its own
 
 
-class _Bucket:
-    """Shared memory that stands for one bucket.
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
-    Invariant: from submission until DDP has read the result, nobody else writes to it. DDP reads
-    it before backward() returns, and gives the bucket again in the next backward() only.
+
+class _Copy:
+    """Shared memory that stands for a bucket: gradients are copied there, in any element type.
+
+    Invariant: from the copy until DDP has read the result, nobody else writes to it. DDP reads it
+    before backward() returns, and gives the bucket again in the next backward() only.
     """
 
-    def __init__(self, context: Context, n: int, dtype: torch.dtype) -> None:
-        self.region: Region = context.alloc(n * torch.empty((), dtype=dtype).element_size())
-        self.tensor = torch.frombuffer(self.region.array, dtype=dtype, count=n)
+    def __init__(self, context: Context, buffer: torch.Tensor, dtype: torch.dtype) -> None:
+        n = buffer.numel()
+        self._region: Region = context.alloc(n * torch.empty((), dtype=dtype).element_size())
+        self._tensor = torch.frombuffer(self._region.array, dtype=dtype, count=n)
+        self.address = self._tensor.data_ptr()
+
+    def before_op(self, buffer: torch.Tensor) -> None:
+        self._tensor.copy_(buffer)
+
+    def after_op(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The result, in the bucket's type and on its device."""
+        if buffer.dtype == self._tensor.dtype and buffer.device == self._tensor.device:
+            return self._tensor
+        return buffer.copy_(self._tensor)
+
+    def close(self) -> None:
+        pass  # goes with the last view of it
+
+
+class _InPlace:
+    """The bucket's own memory, whose pages the worker shares: nothing is copied."""
+
+    def __init__(self, context: Context, buffer: torch.Tensor) -> None:
+        self._pages = SharedPages(context, buffer.data_ptr(), _bytes_of(buffer), buffer)
+        self.address = self._pages.shared_address
+
+    def before_op(self, buffer: torch.Tensor) -> None:
+        self._pages.before_op()
+
+    def after_op(self, buffer: torch.Tensor) -> torch.Tensor:
+        self._pages.after_op()
+        return buffer
+
+    def close(self) -> None:
+        self._pages.close()
+
+
+class _Ordinary:
+    """The bucket's own memory, which the library copies piece by piece: needs no quota."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.address = buffer.data_ptr()
+
+    def before_op(self, buffer: torch.Tensor) -> None:
+        pass
+
+    def after_op(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer
+
+    def close(self) -> None:
+        pass
+
+
+_Memory = Union[_Copy, _InPlace, _Ordinary]
 
 
 class State:
-    """What the hooks keep for one model: its ranks, and the shared memory of its buckets.
+    """What the hooks keep for one model: its ranks, and the memory of its buckets.
 
     Args:
         group: a process group, a Context, or None for the default process group.
+        in_place: let the worker share the pages of DDP's own buckets, instead of copying them.
+            They are then shared with children of this process, too, should those write to
+            gradients.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any = None, in_place: bool = True) -> None:
         self.context = context_of(group)
         self.name = f"ddp{next(_counter_of(self.context))}"
-        self._buckets: dict[int, _Bucket] = {}
+        self._in_place = in_place
+        self._buckets: dict[int, tuple[Any, _Memory]] = {}
+        weakref.finalize(self, _close_all, self._buckets).atexit = False
 
-    def bucket(self, index: int, n: int, dtype: torch.dtype) -> torch.Tensor:
-        """Shared memory for n elements of the bucket of that index.
+    def memory(self, index: int, buffer: torch.Tensor, dtype: torch.dtype) -> _Memory:
+        """Where the bucket of that index is averaged, as elements of `dtype`.
 
-        DDP rebuilds its buckets after the first backward: then memory of the old size goes.
+        DDP rebuilds its buckets after the first backward: then the memory of the old one goes.
         """
-        known = self._buckets.get(index)
-        if known is None or known.tensor.numel() != n or known.tensor.dtype != dtype:
-            self._buckets.pop(index, None)
-            known = self._buckets[index] = _Bucket(self.context, n, dtype)
-        return known.tensor
+        key = (buffer.data_ptr(), buffer.numel(), buffer.dtype, dtype)
+        known = self._buckets.pop(index, None)
+        if known is not None and known[0] != key:
+            known[1].close()
+            known = None
+        if known is None:
+            known = key, self._make(buffer, dtype)
+        self._buckets[index] = known
+        return known[1]
+
+    def _make(self, buffer: torch.Tensor, dtype: torch.dtype) -> _Memory:
+        is_plain = dtype == buffer.dtype and buffer.device.type == "cpu"
+        if is_plain and self.context.size == 1:
+            return _Ordinary(buffer)
+        try:
+            if is_plain and self._in_place and _bytes_of(buffer) >= _IN_PLACE_BYTES:
+                return _InPlace(self.context, buffer)
+            return _Copy(self.context, buffer, dtype)
+        except (OutOfMemory, OSError):
+            if not is_plain:
+                raise
+            return _Ordinary(buffer)
+
+    def close(self) -> None:
+        """Give the buckets ordinary memory again; also done when the State is forgotten."""
+        _close_all(self._buckets)
+
+
+def _close_all(buckets: dict) -> None:
+    while buckets:
+        _, (_, memory) = buckets.popitem()
+        memory.close()
 
 
 # ------------------------------------------------------------------ whose gradients
@@ -128,7 +217,10 @@ def _state_of(group: Any, bucket: dist.GradBucket) -> State:
     parameters = bucket.parameters()
     with _lock:
         state = next((_states[id(p)] for p in parameters if id(p) in _states), None)
-        if state is None or not state.context.is_open:
+        if state is not None and not state.context.is_open:
+            state.close()  # before others share the same pages
+            state = None
+        if state is None:
             state = State(group)
         for parameter in parameters:
             if _states.get(id(parameter)) is not state:
@@ -147,18 +239,13 @@ def _average(group: Any, bucket: dist.GradBucket, sent_as: Optional[torch.dtype]
     dtype = sent_as or buffer.dtype
     if dtype not in DTYPES or buffer.is_sparse:
         raise Unsupported(f"job {state.context.job}: gradients of {buffer.dtype} cannot be averaged")
-    shared = state.bucket(bucket.index(), buffer.numel(), dtype)
-    shared.copy_(buffer)
+    memory = state.memory(bucket.index(), buffer, dtype)
+    memory.before_op(buffer)
     op = make_op(Kind.ALLREDUCE, f"{state.name}.bucket{bucket.index()}", dtype=DTYPES[dtype],
-                 redop=ReduceOp.AVG, input=shared.data_ptr(), output=shared.data_ptr(),
-                 count=shared.numel())
-    is_direct = dtype == buffer.dtype and buffer.device.type == "cpu"
-
-    def result() -> torch.Tensor:
-        return shared if is_direct else buffer.copy_(shared)
-
+                 redop=ReduceOp.AVG, input=memory.address, output=memory.address,
+                 count=buffer.numel())
     devices = [] if buffer.device.type == "cpu" else [buffer.device]
-    return _run(state.context, op, result, devices)
+    return _run(state.context, op, lambda: memory.after_op(buffer), devices)
 
 
 def _run(context: Context, op: Any, result: Callable[[], torch.Tensor],

@@ -36,8 +36,11 @@ def same(got: list[list[float]], wanted: list[list[float]], relative: float) -> 
     ("--backend", "gradd", "--hook", "hook"),
     ("--backend", "gloo", "--hook", "hook"),
     ("--backend", "gloo", "--hook", "hook", "--state", "state"),
+    ("--backend", "gloo", "--hook", "hook", "--state", "copied"),
+    ("--backend", "gloo", "--hook", "hook", "--state", "copied", "--bucket-view"),
     ("--backend", "gloo", "--hook", "hook", "--state", "group"),
     ("--backend", "gloo", "--hook", "hook", "--state", "context", "--initialised"),
+    ("--backend", "gloo", "--hook", "hook", "--initialised", "--rejoin"),
     ("--backend", "gloo", "--hook", "hook", "--bucket-view"),
     ("--backend", "gradd", "--bucket-view"),
 ], ids=" ".join)
@@ -67,3 +70,10 @@ def test_compressed_losses_are_close(gradrun: Any, hook: str, relative: float) -
     wanted = reference(gradrun, 2)
     same([numbers[:-2] for numbers in got], [numbers[:-2] for numbers in wanted], relative)
     assert got != wanted, "nothing was rounded"
+
+
+def test_a_job_without_memory_for_the_buckets_copies_them(gradrun: Any) -> None:
+    run = gradrun("ddp_train.py", 2, "--backend", "gloo", "--hook", "hook",
+                  settings=("job_memory_bytes=2M",))
+    assert run.code == 0, run
+    same([run.last_json(0)["losses"]], [reference(gradrun, 2)[0][:-2]], 1e-12)

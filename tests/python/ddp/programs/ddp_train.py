@@ -41,8 +41,10 @@ def make_model(arguments: argparse.Namespace, dtype: torch.dtype) -> Distributed
         find_unused_parameters=arguments.unused,
         gradient_as_bucket_view=arguments.bucket_view)
     if arguments.hook:
-        state = {"none": None, "state": gradd.ddp.State(), "group": dist.group.WORLD,
-                 "context": gradd.ddp.context_of()}[arguments.state]
+        state = {"none": lambda: None, "state": gradd.ddp.State,
+                 "copied": lambda: gradd.ddp.State(in_place=False),
+                 "group": lambda: dist.group.WORLD,
+                 "context": gradd.ddp.context_of}[arguments.state]()
         model.register_comm_hook(state, HOOKS[arguments.hook])
     return model
 
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--bucket-view", action="store_true")
     parser.add_argument("--double", action="store_true")
     parser.add_argument("--initialised", action="store_true", help="gradd.init() comes first")
+    parser.add_argument("--rejoin", action="store_true", help="leave the job midway, and join again")
     arguments = parser.parse_args()
     if arguments.initialised:
         gradd.init()
@@ -70,6 +73,9 @@ def main() -> None:
     torch.manual_seed(10 + rank)
     losses = []
     for step in range(STEPS):
+        if step == 3 and arguments.rejoin:
+            gradd.shutdown()
+            gradd.init()
         x = torch.randn(4, WIDTH, dtype=dtype)
         optimizer.zero_grad()
         # One backward for all models: their buckets are in flight together.
