@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of gradd.torch on 1, 2 and 3 ranks, and what autograd makes of them.
+"""Every function of gradd.torch on several ranks; autograd through them; training.
 
 The checks themselves are in programs/; a program runs once per number of ranks.
 """
@@ -12,7 +12,7 @@ import re
 import hvd_ranks
 import pytest
 
-PROGRAMS = ("collectives.py", "gradients.py")
+PROGRAMS = {"collectives.py": (1, 2, 3), "gradients.py": (1, 2, 3), "training.py": (1, 2, 4)}
 
 
 @functools.lru_cache(maxsize=None)
@@ -25,7 +25,7 @@ def checks(program: str) -> list[str]:
     return re.findall(r"^def (check_\w+)", text, re.MULTILINE)
 
 
-CASES = [(program, n, check) for program in PROGRAMS for n in (1, 2, 3)
+CASES = [(program, n, check) for program, ranks in PROGRAMS.items() for n in ranks
          for check in checks(program)]
 
 
