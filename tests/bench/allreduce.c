@@ -16,9 +16,13 @@
 
 struct trainer {
     struct gradd *g;
-    void *tensor;
+    void *tensor; /* the first of n_tensors, which lie one after the other */
     int dtype, redop;
-    size_t element;
+    size_t element, max_bytes;
+    unsigned n_tensors;
+    bool one_by_one;
+    struct gradd_op *ops; /* n_tensors */
+    char (*names)[24];
 };
 
 static void check(int status)
@@ -32,6 +36,36 @@ static void allreduce(void *context, size_t bytes)
     struct trainer *t = context;
     check(gradd_allreduce(t->g, "bench", t->tensor, t->tensor, bytes / t->element, t->dtype,
                           t->redop));
+}
+
+static void prepare_many(void *context, size_t bytes)
+{
+    struct trainer *t = context;
+    for (unsigned i = 0; i < t->n_tensors; i++) {
+        void *tensor = (char *)t->tensor + i * t->max_bytes;
+        snprintf(t->names[i], sizeof t->names[i], "bench.%u", i);
+        t->ops[i] = (struct gradd_op){.struct_size = sizeof(struct gradd_op),
+                                      .kind = GRADD_ALLREDUCE,
+                                      .dtype = t->dtype,
+                                      .redop = t->redop,
+                                      .name = t->names[i],
+                                      .in = tensor,
+                                      .out = tensor,
+                                      .count = bytes / t->element};
+    }
+}
+
+static void allreduce_many(void *context, size_t bytes)
+{
+    struct trainer *t = context;
+    (void)bytes; /* prepared */
+    unsigned n_calls = t->one_by_one ? t->n_tensors : 1;
+    for (unsigned i = 0; i < n_calls; i++) {
+        int64_t handle = gradd_submit(t->g, &t->ops[i], t->n_tensors / n_calls);
+        if (handle < 0)
+            errx(EXIT_FAILURE, "%s", gradd_error());
+        check(gradd_wait(t->g, handle, -1));
+    }
 }
 
 static void barrier(void *context)
@@ -63,19 +97,38 @@ static void idle(struct trainer *t, double seconds)
     allreduce(t, t->element);
 }
 
+static void trainer_init(struct trainer *t, const struct bench_options *options)
+{
+    *t = (struct trainer){.dtype = options->dtype,
+                          .redop = options->redop,
+                          .element = dtype_size(options->dtype),
+                          .max_bytes = bench_max_size(options),
+                          .n_tensors = options->tensors,
+                          .one_by_one = options->one_by_one};
+    t->ops = calloc(t->n_tensors, sizeof *t->ops);
+    t->names = calloc(t->n_tensors, sizeof *t->names);
+    if (!t->ops || !t->names)
+        err(EXIT_FAILURE, "%u tensors", t->n_tensors);
+    check(gradd_init(NULL, &t->g));
+    size_t bytes = t->max_bytes * t->n_tensors;
+    t->tensor = options->unregistered ? bench_memory(bytes) : gradd_alloc(t->g, bytes);
+    if (!t->tensor)
+        errx(EXIT_FAILURE, "%s", gradd_error());
+}
+
+static const char *variant_of(const struct bench_options *options)
+{
+    if (options->tensors > 1)
+        return options->one_by_one ? "one by one" : "at once";
+    return options->unregistered ? "unregistered" : "registered";
+}
+
 int main(int argc, char **argv)
 {
     struct bench_options options;
-    struct trainer t = {0};
+    struct trainer t;
     bench_parse(&options, argc, argv);
-    t.dtype = options.dtype;
-    t.redop = options.redop;
-    t.element = dtype_size(options.dtype);
-    check(gradd_init(NULL, &t.g));
-    t.tensor = options.unregistered ? bench_memory(bench_max_size(&options))
-                                    : gradd_alloc(t.g, bench_max_size(&options));
-    if (!t.tensor)
-        errx(EXIT_FAILURE, "%s", gradd_error());
+    trainer_init(&t, &options);
 
     int status = EXIT_SUCCESS;
     if (options.idle_s > 0) {
@@ -83,13 +136,14 @@ int main(int argc, char **argv)
     } else {
         struct bench_collective collective = {
             .program = "gradd",
-            .variant = options.unregistered ? "unregistered" : "registered",
+            .variant = variant_of(&options),
             .rank = gradd_rank(t.g),
             .ranks = gradd_size(t.g),
             .tensors = &t.tensor,
             .n_tensors = 1,
             .context = &t,
-            .allreduce = allreduce,
+            .prepare = options.tensors > 1 ? prepare_many : NULL,
+            .allreduce = options.tensors > 1 ? allreduce_many : allreduce,
             .barrier = barrier,
             .sum = sum,
         };
@@ -98,5 +152,7 @@ int main(int argc, char **argv)
     if (!options.unregistered)
         gradd_free(t.g, t.tensor);
     gradd_shutdown(t.g);
+    free(t.ops);
+    free(t.names);
     return status;
 }

@@ -29,7 +29,14 @@ struct bench_options {
     unsigned iters;        /* timed calls of a size; 0: fewer for larger tensors */
     unsigned ranks;        /* programs that start their ranks themselves */
     unsigned threads;      /* limit: threads that reduce */
-    const char *algorithm; /* gloo; borrowed from argv */
+    unsigned tensors;      /* allreduce: of each size, submitted in one call */
+    unsigned streams;      /* peer_socket: connections */
+    int rank;              /* peers: this process is that rank; -1: start all ranks here */
+    const char *algorithm; /* gloo, peer_socket; this and the next are borrowed from argv */
+    const char *store;     /* gloo with a rank: an empty directory that all ranks see */
+    const char *interface; /* gloo: of the network */
+    const char *address;   /* peer_socket: of rank 0, HOST:PORT */
+    bool one_by_one;       /* allreduce: wait for each of the tensors before the next */
     bool unregistered;     /* gradd: ordinary memory instead of gradd_alloc() */
     bool dirty;            /* rewrite every tensor before each call, untimed */
     bool check;            /* compare with the exact result, once a size */

@@ -25,7 +25,14 @@ static const char usage[] =
     "  --json            one JSON object a row\n"
     "  --ranks N         peer_gloo, limit: ranks to start, tensors to sum (2)\n"
     "  --threads N       limit: threads that sum (the cores, at most 8)\n"
-    "  --algorithm NAME  peer_gloo: ring or halving-doubling\n"
+    "  --algorithm NAME  peer_gloo: ring or halving-doubling; peer_socket: exchange or server\n"
+    "  --rank N          peer_gloo, peer_socket: only this rank, on this host\n"
+    "  --store DIR       peer_gloo with --rank: an empty directory that all ranks see\n"
+    "  --interface NAME  peer_gloo: of the network (lo)\n"
+    "  --address HOST:PORT  peer_socket: where rank 0 listens\n"
+    "  --streams N       peer_socket: connections (1)\n"
+    "  --tensors N       allreduce: so many tensors of each size in one call (1)\n"
+    "  --one-by-one      allreduce: the tensors one after the other instead\n"
     "  --idle SECONDS    allreduce: the ranks only wait for rank 0 so long\n";
 
 enum long_option {
@@ -39,6 +46,13 @@ enum long_option {
     RANKS,
     THREADS,
     ALGORITHM,
+    RANK,
+    STORE,
+    INTERFACE,
+    ADDRESS,
+    STREAMS,
+    TENSORS,
+    ONE_BY_ONE,
     IDLE,
     HELP,
 };
@@ -54,6 +68,13 @@ static const struct option long_options[] = {
     {"ranks", required_argument, NULL, RANKS},
     {"threads", required_argument, NULL, THREADS},
     {"algorithm", required_argument, NULL, ALGORITHM},
+    {"rank", required_argument, NULL, RANK},
+    {"store", required_argument, NULL, STORE},
+    {"interface", required_argument, NULL, INTERFACE},
+    {"address", required_argument, NULL, ADDRESS},
+    {"streams", required_argument, NULL, STREAMS},
+    {"tensors", required_argument, NULL, TENSORS},
+    {"one-by-one", no_argument, NULL, ONE_BY_ONE},
     {"idle", required_argument, NULL, IDLE},
     {"help", no_argument, NULL, HELP},
     {0},
@@ -119,9 +140,38 @@ static void parse_size_list(struct bench_options *out, const char *list)
     }
 }
 
+/* Options of programs that run on several hosts. */
+static bool parse_host_option(struct bench_options *out, int option)
+{
+    char *end;
+    switch (option) {
+    case RANK:
+        out->rank = (int)parse_size(optarg, &end);
+        if (*end || out->rank < 0)
+            bad_usage("not a rank");
+        return true;
+    case STORE:
+        out->store = optarg;
+        return true;
+    case INTERFACE:
+        out->interface = optarg;
+        return true;
+    case ADDRESS:
+        out->address = optarg;
+        return true;
+    case STREAMS:
+        out->streams = count_argument();
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void parse_option(struct bench_options *out, struct range *range, int option)
 {
     int value;
+    if (parse_host_option(out, option))
+        return;
     switch (option) {
     case 'b':
         range->begin = size_argument();
@@ -170,6 +220,12 @@ static void parse_option(struct bench_options *out, struct range *range, int opt
     case ALGORITHM:
         out->algorithm = optarg;
         break;
+    case TENSORS:
+        out->tensors = count_argument();
+        break;
+    case ONE_BY_ONE:
+        out->one_by_one = true;
+        break;
     case IDLE:
         out->idle_s = count_argument();
         break;
@@ -201,7 +257,13 @@ static void finish_sizes(struct bench_options *out, const struct range *range)
 void bench_parse(struct bench_options *out, int argc, char **argv)
 {
     struct range range = {.begin = 4, .end = (size_t)256 << 20, .factor = 2};
-    *out = (struct bench_options){.dtype = GRADD_F32, .redop = GRADD_SUM, .ranks = 2};
+    *out = (struct bench_options){.dtype = GRADD_F32,
+                                  .redop = GRADD_SUM,
+                                  .ranks = 2,
+                                  .rank = -1,
+                                  .tensors = 1,
+                                  .streams = 1,
+                                  .interface = "lo"};
     for (int option; (option = getopt_long(argc, argv, "b:e:f:d:o:h", long_options, NULL)) != -1;)
         parse_option(out, &range, option == 'h' ? HELP : option);
     if (optind < argc)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The peer that frameworks use on CPUs: Gloo over loopback TCP (Debian's Gloo predates its shared
- * memory path). float32 sums only. It starts its ranks itself, by fork, before Gloo has a thread.
+ * The peer that frameworks use on CPUs: Gloo over TCP (Debian's Gloo predates its shared memory
+ * path). float32 sums only. It starts its ranks itself, by fork, before Gloo has a thread; with
+ * --rank it is one of them, and the others run on other hosts.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -84,7 +85,7 @@ size_t sum(void *context, size_t value)
 int run_rank(const bench_options &options, const std::string &store_path, int rank)
 {
     gloo::transport::tcp::attr attr;
-    attr.iface = "lo";
+    attr.iface = options.interface;
     auto device = gloo::transport::tcp::CreateDevice(attr);
     gloo::rendezvous::FileStore store(store_path);
     peer p{};
@@ -147,6 +148,11 @@ int main(int argc, char **argv)
     if (options.dtype != GRADD_F32 || options.redop != GRADD_SUM)
         errx(2, "only float32 sums");
 
+    if (options.rank >= 0) {
+        if (!options.store || options.rank >= static_cast<int>(options.ranks))
+            errx(2, "--rank needs --store, and --ranks above it");
+        return run_rank_or_complain(options, options.store, options.rank);
+    }
     std::string store = std::filesystem::temp_directory_path() / "gradd-bench-gloo-XXXXXX";
     if (!mkdtemp(store.data()))
         err(EXIT_FAILURE, "%s", store.c_str());
