@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,6 +200,32 @@ int env_job(env_lookup *lookup, void *arg, char out_job[ENV_JOB_BYTES], char *ou
 {
     const struct reader r = {lookup, arg, out_sentence, sentence_bytes};
     return name_job(&r, out_job);
+}
+
+/* Frameworks set MASTER_ADDR for one node as well, where nobody may listen for other nodes. */
+static bool spans_nodes(const struct reader *r, const struct identity *id)
+{
+    const char *nodes = look(r, "SLURM_STEP_NUM_NODES");
+    if (id->local_size > 0)
+        return id->local_size < id->size;
+    return id->size > 1 && look(r, "SLURM_STEP_ID") && nodes && strtol(nodes, NULL, 10) > 1;
+}
+
+int env_coordinator(env_lookup *lookup, void *arg, const struct identity *id,
+                    char out_coordinator[ENV_COORDINATOR_BYTES], char *out_sentence,
+                    size_t sentence_bytes)
+{
+    const struct reader r = {lookup, arg, out_sentence, sentence_bytes};
+    const char *name = "GRADD_COORDINATOR", *value = look(&r, name);
+    if (!value && spans_nodes(&r, id)) {
+        name = "MASTER_ADDR";
+        value = look(&r, name);
+    }
+    int n = snprintf(out_coordinator, ENV_COORDINATOR_BYTES, "%s", value ?: "");
+    if (n >= ENV_COORDINATOR_BYTES)
+        return refuse(&r, "%s=%.40s… has more than %d bytes", name, value,
+                      ENV_COORDINATOR_BYTES - 1);
+    return 0;
 }
 
 int env_identity(env_lookup *lookup, void *arg, struct identity *out, char *out_sentence,

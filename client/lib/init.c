@@ -44,6 +44,9 @@ static int discover(const struct gradd_options *options, struct identity *out)
     } else {
         rc = env_identity(lookup_environment, NULL, out, sentence, sizeof sentence);
     }
+    if (rc == 0)
+        rc = env_coordinator(lookup_environment, NULL, out, out->coordinator, sentence,
+                             sizeof sentence);
     if (rc < 0)
         return error_set(GRADD_ERR_INVALID, "%s", sentence);
     if (options->job &&

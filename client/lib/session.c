@@ -180,6 +180,7 @@ static void ask_to_join(struct gradd *g, double timeout_s)
     join.local_rank = (uint32_t)g->identity.local_rank;
     join.local_size = (uint32_t)g->identity.local_size;
     join.source = (char *)g->identity.source;
+    join.coordinator = g->identity.coordinator;
     double timeout_ms = timeout_s * 1000;
     join.timeout_ms = timeout_ms < UINT32_MAX ? (uint32_t)timeout_ms : UINT32_MAX;
     if (timeout_s > 0 && join.timeout_ms == 0)

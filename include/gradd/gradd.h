@@ -108,6 +108,10 @@ struct gradd_options {
  * HOROVOD_*, OMPI_COMM_WORLD_*, PMI_*, Slurm's (inside a step only); else a world of one. RANK
  * without LOCAL_RANK names a node, not a process, and is refused.
  *
+ * Ranks on several nodes meet at the daemon of rank 0's node: GRADD_COORDINATOR=host[:port] names
+ * it; without it, MASTER_ADDR does when the launcher says that there are several nodes. The port is
+ * by default the peer_port of this node's daemon.
+ *
  * A world of one needs no daemon: its ops complete inside the library.
  *
  * @param options  may be NULL: all defaults. Borrowed for the call.

@@ -201,8 +201,52 @@ START_TEST(an_overlong_job_is_refused)
 }
 END_TEST
 
+START_TEST(the_coordinator_is_named_only_where_there_are_several_nodes)
+{
+    static const struct {
+        const char *variables[4];
+        int size, local_size;
+        const char *coordinator;
+    } cases[] = {
+        {{0}, 4, 2, ""},
+        {{"GRADD_COORDINATOR=node0:7010"}, 4, 2, "node0:7010"},
+        {{"GRADD_COORDINATOR=node0:7010"}, 4, 4, "node0:7010"},
+        {{"GRADD_COORDINATOR=node0:7010", "MASTER_ADDR=other"}, 4, 0, "node0:7010"},
+        {{"MASTER_ADDR=10.0.0.1"}, 4, 2, "10.0.0.1"},
+        {{"MASTER_ADDR=10.0.0.1"}, 4, 4, ""},
+        {{"MASTER_ADDR=10.0.0.1"}, 4, 0, ""},
+        {{"MASTER_ADDR=10.0.0.1", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=2"}, 4, 0, "10.0.0.1"},
+        {{"MASTER_ADDR=10.0.0.1", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=1"}, 4, 0, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct row row = {{0}, .rank = 0};
+        memcpy(row.variables, cases[i].variables, sizeof cases[i].variables);
+        struct identity id = {.size = cases[i].size, .local_size = cases[i].local_size};
+        char coordinator[ENV_COORDINATOR_BYTES], sentence[256] = "";
+        ck_assert_int_eq(env_coordinator(look, &row, &id, coordinator, sentence, sizeof sentence),
+                         0);
+        ck_assert_msg(strcmp(coordinator, cases[i].coordinator) == 0, "case %zu: \"%s\"", i,
+                      coordinator);
+    }
+}
+END_TEST
+
+START_TEST(an_overlong_coordinator_is_refused)
+{
+    char variable[400] = "GRADD_COORDINATOR=";
+    memset(variable + 18, 'h', ENV_COORDINATOR_BYTES);
+    struct row row = {{variable}, .rank = 0};
+    struct identity id = {.size = 2};
+    char coordinator[ENV_COORDINATOR_BYTES], sentence[256] = "";
+    ck_assert_int_eq(env_coordinator(look, &row, &id, coordinator, sentence, sizeof sentence), -1);
+    ck_assert_ptr_nonnull(strstr(sentence, "more than 319 bytes"));
+}
+END_TEST
+
 int main(void)
 {
-    const TTest *tests[] = {identity_comes_from_one_launcher, an_overlong_job_is_refused};
+    const TTest *tests[] = {identity_comes_from_one_launcher, an_overlong_job_is_refused,
+                            the_coordinator_is_named_only_where_there_are_several_nodes,
+                            an_overlong_coordinator_is_refused};
     return run_suite("client/env", tests, sizeof tests / sizeof *tests);
 }
