@@ -72,8 +72,9 @@ def test_compressed_losses_are_close(gradrun: Any, hook: str, relative: float) -
     assert got != wanted, "nothing was rounded"
 
 
-def test_a_job_without_memory_for_the_buckets_copies_them(gradrun: Any) -> None:
-    run = gradrun("ddp_train.py", 2, "--backend", "gloo", "--hook", "hook",
-                  settings=("job_memory_bytes=2M",))
+def test_buckets_beyond_the_jobs_memory_are_copied_piece_by_piece(gradrun: Any) -> None:
+    model = ("--width", "400", "--one-bucket")  # of 5.8 MB
+    run = gradrun("ddp_train.py", 2, "--backend", "gloo", "--hook", "hook", *model,
+                  settings=("job_memory_bytes=5M",))
     assert run.code == 0, run
-    same([run.last_json(0)["losses"]], [reference(gradrun, 2)[0][:-2]], 1e-12)
+    same([run.last_json(0)["losses"]], [reference(gradrun, 2, *model)[0][:-2]], 1e-12)

@@ -16,18 +16,17 @@ import gradd.c10d  # noqa: F401
 import gradd.ddp
 
 HOOKS = {"hook": gradd.ddp.hook, "fp16": gradd.ddp.fp16_hook, "bf16": gradd.ddp.bf16_hook}
-WIDTH = 200  # a layer's weights are 160 kB: several buckets of 0.3 MB
 STEPS = 6
 
 
 class Net(nn.Module):
     """Eight layers; the odd steps leave the last branch out where `skips`."""
 
-    def __init__(self, skips: bool) -> None:
+    def __init__(self, width: int, skips: bool) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh())
                                       for _ in range(8)))
-        self.branch = nn.Linear(WIDTH, WIDTH)
+        self.branch = nn.Linear(width, width)
         self.skips = skips
 
     def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
@@ -37,7 +36,7 @@ class Net(nn.Module):
 
 def make_model(arguments: argparse.Namespace, dtype: torch.dtype) -> DistributedDataParallel:
     model = DistributedDataParallel(
-        Net(arguments.unused).to(dtype), bucket_cap_mb=0.3,
+        Net(arguments.width, arguments.unused).to(dtype), bucket_cap_mb=arguments.bucket_cap,
         find_unused_parameters=arguments.unused,
         gradient_as_bucket_view=arguments.bucket_view)
     if arguments.hook:
@@ -54,6 +53,10 @@ def main() -> None:
     parser.add_argument("--backend", default="gradd")
     parser.add_argument("--hook", choices=tuple(HOOKS))
     parser.add_argument("--state", default="none")
+    # A layer's weights are 160 kB: several buckets.
+    parser.add_argument("--width", type=int, default=200)
+    parser.add_argument("--bucket-cap", type=float, default=0.3, help="MiB")
+    parser.add_argument("--one-bucket", action="store_true")
     parser.add_argument("--models", type=int, default=1)
     parser.add_argument("--unused", action="store_true")
     parser.add_argument("--bucket-view", action="store_true")
@@ -61,6 +64,8 @@ def main() -> None:
     parser.add_argument("--initialised", action="store_true", help="gradd.init() comes first")
     parser.add_argument("--rejoin", action="store_true", help="leave the job midway, and join again")
     arguments = parser.parse_args()
+    if arguments.one_bucket:
+        arguments.bucket_cap, dist._DEFAULT_FIRST_BUCKET_BYTES = 1000.0, 1 << 30
     if arguments.initialised:
         gradd.init()
     dist.init_process_group(arguments.backend)
@@ -76,7 +81,7 @@ def main() -> None:
         if step == 3 and arguments.rejoin:
             gradd.shutdown()
             gradd.init()
-        x = torch.randn(4, WIDTH, dtype=dtype)
+        x = torch.randn(4, arguments.width, dtype=dtype)
         optimizer.zero_grad()
         # One backward for all models: their buckets are in flight together.
         loss = sum((model(x, step) - x).square().mean() for model in models)
