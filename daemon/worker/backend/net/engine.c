@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/net/engine.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "worker/backend/host/strip.h"
+#include "worker/backend/net/cell.h"
+#include "worker/backend/net/lane.h"
+#include "worker/reduce/reduce.h"
+
+enum {
+    PROGRAMS_MAX = 16, /* schedules held at once */
+    /* Per turn of a lane, so that all lanes and both directions have theirs. */
+    SENDS_PER_TURN = 4,
+    RECEIVES_PER_TURN = 4,
+    PASSES_PER_TURN = 64,
+};
+
+struct engine {
+    struct schedule_view view;
+    struct work work;
+    struct lane *lanes; /* by node * NET_STREAMS_MAX + stream */
+    struct lane **used; /* those with a link */
+    struct pollfd *poll_fds;
+    uint32_t n_used;
+
+    struct program *first, **last, *spare;
+    uint32_t n_programs;
+    uint64_t next_cell;       /* number of the next program's first cell */
+    uint64_t window_end;      /* cells before it may be begun */
+    struct strip_list strips; /* of ops within this node */
+    struct engine_failure failure;
+};
+
+/* ------------------------------------------------------------------ failures */
+
+static void fail(struct engine *engine, int status, uint32_t node, const char *text)
+{
+    if (engine->failure.status != GRADD_OK)
+        return;
+    engine->failure.status = status;
+    engine->failure.node = node;
+    snprintf(engine->failure.text, sizeof engine->failure.text, "%s", text);
+}
+
+static void fail_memory(struct engine *engine)
+{
+    fail(engine, GRADD_ERR_NO_MEMORY, engine->view.node_rank,
+         "the worker has no memory for the chunks of a collective");
+}
+
+static void fail_lane(struct engine *engine, const struct lane *lane, int error, const char *text)
+{
+    char sentence[256];
+    if (error == -EBADMSG)
+        snprintf(sentence, sizeof sentence, "node %u %s", lane->node, text);
+    else if (error == -EPIPE)
+        snprintf(sentence, sizeof sentence, "node %u closed its data connection", lane->node);
+    else
+        snprintf(sentence, sizeof sentence, "data connection to node %u: %s", lane->node,
+                 strerror(-error));
+    fail(engine, GRADD_ERR_RANK_LOST, lane->node, sentence);
+}
+
+const struct engine_failure *engine_failure(const struct engine *engine)
+{
+    return &engine->failure;
+}
+
+/* ------------------------------------------------------------------ programs */
+
+static void program_free(struct program *program)
+{
+    if (!program)
+        return;
+    schedule_deinit(&program->schedule);
+    free(program->sums);
+    free(program->pointers);
+    free(program);
+}
+
+static int program_reserve(struct program *program, const struct backend_batch *batch)
+{
+    size_t n_pointers = 0;
+    for (size_t i = 0; i < batch->n_ops; i++)
+        n_pointers += 2 * (size_t)batch->ops[i]->n_ranks;
+    if (n_pointers > program->pointer_capacity) {
+        const void **pointers = realloc(program->pointers, n_pointers * sizeof *pointers);
+        if (!pointers)
+            return -ENOMEM;
+        program->pointers = pointers;
+        program->pointer_capacity = (uint32_t)n_pointers;
+    }
+    if (batch->n_ops > program->sum_capacity) {
+        struct sum *sums = realloc(program->sums, batch->n_ops * sizeof *sums);
+        if (!sums)
+            return -ENOMEM;
+        program->sums = sums;
+        program->sum_capacity = (uint32_t)batch->n_ops;
+    }
+    return 0;
+}
+
+static int program_load(struct engine *engine, struct program *program, struct backend_batch *batch)
+{
+    const void **pointers;
+    uint32_t n_most = 0;
+    if (program_reserve(program, batch) < 0)
+        return -ENOMEM;
+    pointers = program->pointers;
+    for (size_t i = 0; i < batch->n_ops; i++) {
+        const struct backend_op *op = batch->ops[i];
+        sum_init(&program->sums[i], op, engine->view.node_rank, engine->view.wire, pointers);
+        pointers += 2 * op->n_ranks;
+        if (op->n_ranks > n_most)
+            n_most = op->n_ranks;
+    }
+    if (sum_scratch_reserve(&engine->work.scratch, n_most + engine->view.n_nodes + 2) < 0)
+        return -ENOMEM;
+    program->batch = batch;
+    program->n_complete = program->n_done = program->n_opened = 0;
+    return schedule_build(&program->schedule, &engine->view, batch->ops, (uint32_t)batch->n_ops);
+}
+
+static int run_local(struct engine *engine, const struct program *program)
+{
+    struct strip_list *strips = &engine->strips;
+    strip_list_clear(strips);
+    for (uint32_t i = 0; i < program->schedule.n_local; i++)
+        if (strip_list_add(strips, program->batch->ops[program->schedule.local[i]]) < 0)
+            return -ENOMEM;
+    strip_list_seal(strips);
+    for (uint64_t piece = 0; piece < strips->n_pieces; piece++)
+        strip_list_run_piece(strips, piece);
+    return 0;
+}
+
+static void queue_messages(struct engine *engine, struct program *program)
+{
+    struct schedule *s = &program->schedule;
+    for (uint32_t i = 0; i < s->n_cells; i++) {
+        const struct schedule_cell *cell = &s->cells[i];
+        for (uint32_t j = 0; j < cell->n_in + cell->n_out; j++) {
+            struct schedule_message *message = &s->messages[cell->first_message + j];
+            struct lane *lane = &engine->lanes[message->node * NET_STREAMS_MAX + message->stream];
+            message->program = program;
+            if (j < cell->n_in)
+                lane_queue_in(lane, message);
+            else
+                lane_queue_out(lane, message);
+        }
+    }
+}
+
+static bool has_all_links(const struct engine *engine, const struct schedule *schedule)
+{
+    for (uint32_t i = 0; i < schedule->n_messages; i++) {
+        const struct schedule_message *message = &schedule->messages[i];
+        if (!engine->lanes[message->node * NET_STREAMS_MAX + message->stream].link)
+            return false;
+    }
+    return true;
+}
+
+bool engine_has_room(const struct engine *engine)
+{
+    return engine->n_programs < PROGRAMS_MAX;
+}
+
+int engine_start(struct engine *engine, struct backend_batch *batch)
+{
+    struct program *program = engine->spare;
+    if (program)
+        engine->spare = program->next;
+    else
+        program = calloc(1, sizeof *program);
+    if (!program)
+        return -ENOMEM;
+    int result = program_load(engine, program, batch);
+    if (result == 0 && program->schedule.n_local > 0)
+        result = run_local(engine, program);
+    if (result == 0 && !has_all_links(engine, &program->schedule))
+        result = -ENOTCONN;
+    if (result < 0) {
+        program->next = engine->spare;
+        engine->spare = program;
+        return result;
+    }
+    program->first_cell = engine->next_cell;
+    engine->next_cell += program->schedule.n_cells;
+    program->next = NULL;
+    *engine->last = program;
+    engine->last = &program->next;
+    engine->n_programs++;
+    queue_messages(engine, program);
+    return 0;
+}
+
+static void pop_program(struct engine *engine)
+{
+    struct program *program = engine->first;
+    if (!(engine->first = program->next))
+        engine->last = &engine->first;
+    engine->n_programs--;
+}
+
+struct backend_batch *engine_take_done(struct engine *engine)
+{
+    struct program *program = engine->first;
+    if (!program || program->n_complete < program->schedule.n_cells)
+        return NULL;
+    pop_program(engine);
+    program->next = engine->spare;
+    engine->spare = program;
+    return program->batch;
+}
+
+struct backend_batch *engine_take_unfinished(struct engine *engine)
+{
+    struct program *program = engine->first;
+    if (!program)
+        return NULL;
+    pop_program(engine);
+    for (uint32_t i = 0; i < program->schedule.n_cells; i++)
+        cell_release(&engine->work, program, &program->schedule.cells[i]);
+    struct backend_batch *batch = program->batch;
+    program_free(program);
+    return batch;
+}
+
+/* ------------------------------------------------------------------ cells */
+
+static void end_cell(struct engine *engine, struct program *program, struct schedule_cell *cell)
+{
+    if (cell->n_in_left > 0 || cell->n_out_left > 0)
+        return;
+    if (!cell_end(&engine->work, program, cell)) {
+        fail_memory(engine);
+        return;
+    }
+    program->n_complete++;
+}
+
+/* Open cells that the window reaches; those that exchange nothing end at once. */
+static void open_cells(struct engine *engine, struct program *program)
+{
+    const struct schedule *s = &program->schedule;
+    while (program->n_opened < s->n_cells &&
+           program->first_cell + program->n_opened < engine->window_end) {
+        struct schedule_cell *cell = &s->cells[program->n_opened++];
+        end_cell(engine, program, cell);
+    }
+}
+
+/* True when the window has moved. */
+static bool advance(struct engine *engine)
+{
+    const uint64_t before = engine->window_end;
+    for (struct program *program = engine->first; program; program = program->next) {
+        const struct schedule *s = &program->schedule;
+        while (program->n_done < s->n_cells && s->cells[program->n_done].is_complete)
+            program->n_done++;
+        if (program->n_done < s->n_cells) {
+            engine->window_end = program->first_cell + program->n_done + SCHEDULE_WINDOW;
+            break;
+        }
+    }
+    for (struct program *program = engine->first; program; program = program->next)
+        open_cells(engine, program);
+    return engine->window_end != before;
+}
+
+static bool is_open(const struct engine *engine, const struct schedule_message *message)
+{
+    return message && message->program->first_cell + message->cell < engine->window_end;
+}
+
+/* ------------------------------------------------------------------ lanes */
+
+/* The first message out, when it is ready to go. */
+static struct schedule_message *ready_to_send(struct engine *engine, const struct lane *lane)
+{
+    struct schedule_message *message = lane->out.first;
+    bool is_ready = false;
+    if (!is_open(engine, message))
+        return NULL;
+    if (!cell_prepare_send(&engine->work, message, &is_ready))
+        fail_memory(engine);
+    return is_ready ? message : NULL;
+}
+
+static bool send_some(struct engine *engine, struct lane *lane)
+{
+    bool has_moved = false;
+    for (unsigned n = 0; n < SENDS_PER_TURN && !lane->out.is_blocked;) {
+        struct schedule_message *message = ready_to_send(engine, lane);
+        if (!message || engine->failure.status != GRADD_OK)
+            break;
+        int result = lane_send(lane);
+        if (result < 0) {
+            fail_lane(engine, lane, result, "");
+            break;
+        }
+        has_moved |= result != LANE_BLOCKED;
+        if (result == LANE_DONE) {
+            struct schedule_cell *cell = message_cell(message);
+            cell->n_out_left--;
+            end_cell(engine, message->program, cell);
+            n++;
+        }
+    }
+    return has_moved;
+}
+
+static bool receive_some(struct engine *engine, struct lane *lane)
+{
+    bool has_moved = false;
+    for (unsigned n = 0; n < RECEIVES_PER_TURN && !lane->in.is_blocked;) {
+        struct schedule_message *message = lane->in.first;
+        char text[200];
+        if (!is_open(engine, message) || engine->failure.status != GRADD_OK)
+            break;
+        if (!cell_prepare_receive(&engine->work, message)) {
+            fail_memory(engine);
+            break;
+        }
+        int result = lane_receive(lane, text, sizeof text);
+        if (result < 0) {
+            fail_lane(engine, lane, result, text);
+            break;
+        }
+        has_moved |= result != LANE_BLOCKED;
+        if (result == LANE_DONE) {
+            cell_on_received(&engine->work, message);
+            end_cell(engine, message->program, message_cell(message));
+            n++;
+        }
+    }
+    return has_moved;
+}
+
+static bool has_done(const struct engine *engine)
+{
+    return engine->first && engine->first->n_complete == engine->first->schedule.n_cells;
+}
+
+bool engine_turn(struct engine *engine)
+{
+    advance(engine);
+    for (unsigned pass = 0; pass < PASSES_PER_TURN; pass++) {
+        bool has_moved = false;
+        for (uint32_t i = 0; i < engine->n_used && engine->failure.status == GRADD_OK; i++) {
+            has_moved |= send_some(engine, engine->used[i]);
+            has_moved |= receive_some(engine, engine->used[i]);
+        }
+        has_moved |= advance(engine);
+        if (engine->failure.status != GRADD_OK || has_done(engine))
+            return true;
+        if (!has_moved)
+            return false;
+    }
+    return true;
+}
+
+/* What to poll a lane for; 0: it waits for others, or for nothing. */
+static short wanted_events(const struct engine *engine, const struct lane *lane)
+{
+    short events = 0;
+    if (is_open(engine, lane->in.first))
+        events |= lane->in.is_blocked ? lane->in.blocked_on : POLLIN;
+    if (lane->out.first && lane->out.is_blocked)
+        events |= lane->out.blocked_on;
+    return events;
+}
+
+void engine_wait(struct engine *engine, int fd)
+{
+    nfds_t n = 1;
+    engine->poll_fds[0] = (struct pollfd){.fd = fd, .events = POLLIN};
+    for (uint32_t i = 0; i < engine->n_used; i++) {
+        struct lane *lane = engine->used[i];
+        const short events = wanted_events(engine, lane);
+        if (events)
+            engine->poll_fds[n++] = (struct pollfd){.fd = lane->link->fd, .events = events};
+    }
+    if (poll(engine->poll_fds, n, -1) < 0)
+        return;
+    n = 1;
+    for (uint32_t i = 0; i < engine->n_used; i++) {
+        struct lane *lane = engine->used[i];
+        if (wanted_events(engine, lane) && engine->poll_fds[n++].revents)
+            lane_unblock(lane);
+    }
+}
+
+/* ------------------------------------------------------------------ life */
+
+static void free_links(const struct net_setup *setup)
+{
+    for (uint32_t i = 0; i < setup->n_nodes * NET_STREAMS_MAX; i++)
+        if (setup->links[i])
+            setup->links[i]->ops->free(setup->links[i]);
+}
+
+/* 0, or -ENOMEM and nothing taken. */
+static int take_links(struct engine *engine, const struct net_setup *setup)
+{
+    const uint32_t n_lanes = setup->n_nodes * NET_STREAMS_MAX;
+    engine->lanes = calloc(n_lanes, sizeof *engine->lanes);
+    engine->used = calloc(n_lanes, sizeof(*engine->used));
+    engine->poll_fds = calloc(n_lanes + 1, sizeof *engine->poll_fds);
+    if (!engine->lanes || !engine->used || !engine->poll_fds)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n_lanes; i++) {
+        struct link *link = setup->links[i];
+        lane_init(&engine->lanes[i], link, i / NET_STREAMS_MAX, i % NET_STREAMS_MAX);
+        if (link)
+            engine->used[engine->n_used++] = &engine->lanes[i];
+    }
+    return 0;
+}
+
+struct engine *engine_new(const struct net_setup *setup)
+{
+    struct engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        free_links(setup);
+        return NULL;
+    }
+    engine->view = (struct schedule_view){.n_nodes = setup->n_nodes,
+                                          .node_rank = setup->node_rank,
+                                          .n_streams = setup->ring_streams,
+                                          .wire = setup->wire};
+    engine->work.node_rank = setup->node_rank;
+    engine->work.wire = setup->wire;
+    engine->last = &engine->first;
+    strip_list_init(&engine->strips);
+    if (take_links(engine, setup) < 0) {
+        free_links(setup);
+        engine_free(engine);
+        return NULL;
+    }
+    return engine;
+}
+
+void engine_free(struct engine *engine)
+{
+    if (!engine)
+        return;
+    while (engine_take_unfinished(engine))
+        ;
+    while (engine->spare) {
+        struct program *program = engine->spare;
+        engine->spare = program->next;
+        program_free(program);
+    }
+    for (uint32_t i = 0; i < engine->n_used; i++)
+        lane_deinit(engine->used[i]);
+    strip_list_deinit(&engine->strips);
+    sum_scratch_deinit(&engine->work.scratch);
+    buffer_pool_deinit(&engine->work.pool);
+    free(engine->lanes);
+    free(engine->used);
+    free(engine->poll_fds);
+    free(engine);
+}
+
+size_t engine_stats(const struct engine *engine, struct net_link_stats *out, size_t capacity)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < engine->n_used; i++) {
+        const struct lane *lane = engine->used[i];
+        if (n == 0 || out[n - 1].node != lane->node) {
+            if (n == capacity)
+                break;
+            out[n++] = (struct net_link_stats){.node = lane->node};
+        }
+        struct net_link_stats *stats = &out[n - 1];
+        stats->n_streams++;
+        stats->sent_bytes += atomic_load_explicit(&lane->sent_bytes, memory_order_relaxed);
+        stats->received_bytes += atomic_load_explicit(&lane->received_bytes, memory_order_relaxed);
+        stats->busy_s += (double)atomic_load_explicit(&lane->busy_ns, memory_order_relaxed) / 1e9;
+    }
+    return n;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What turns schedules into traffic: the lanes to all nodes, the programs under way, the window.
+ *
+ * Programs follow each other without a gap: the cells of the next one enter the window as those of
+ * the one before leave it. Memory is bounded by the window.
+ *
+ * Thread: the net thread (engine_new() and engine_free(): whoever has no net thread running).
+ */
+#ifndef GRADD_ENGINE_H
+#define GRADD_ENGINE_H
+
+#include "worker/backend/net/net.h"
+
+struct engine;
+
+struct engine_failure {
+    int status; /* GRADD_OK: none */
+    uint32_t node;
+    char text[256];
+};
+
+/* Takes the links of the setup, even on failure (NULL). */
+struct engine *engine_new(const struct net_setup *setup);
+void engine_free(struct engine *engine);
+
+/* True when another batch may be started. */
+bool engine_has_room(const struct engine *engine);
+/* 0 or -ENOMEM. */
+int engine_start(struct engine *engine, struct backend_batch *batch);
+
+/* Move and compute until nothing can be done without waiting, or a batch is done, or for a few
+ * milliseconds. True: call again. Not after a failure. */
+bool engine_turn(struct engine *engine);
+const struct engine_failure *engine_failure(const struct engine *engine);
+
+/* The next batch that is done, or NULL. */
+struct backend_batch *engine_take_done(struct engine *engine);
+/* The next batch that is not done; for after a failure. The engine forgets it. */
+struct backend_batch *engine_take_unfinished(struct engine *engine);
+
+/* Wait until something can be done, or fd is readable. */
+void engine_wait(struct engine *engine, int fd);
+
+/* Any thread. */
+size_t engine_stats(const struct engine *engine, struct net_link_stats *out, size_t capacity);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lane: a link with the messages that are to go and to come over it, in the schedule's order.
+ *
+ * Every message has a header that says which one it is. What comes is compared with what the
+ * schedule expects before it counts.
+ *
+ * Thread: the net thread, except the figures, which any thread may read.
+ */
+#ifndef GRADD_LANE_H
+#define GRADD_LANE_H
+
+#include <stdatomic.h>
+
+#include "worker/backend/net/link.h"
+#include "worker/backend/net/schedule.h"
+
+enum { LANE_HEADER_BYTES = 24 };
+
+struct lane_queue {
+    struct schedule_message *first, **last;
+    uint32_t sequence; /* of `first` */
+    uint64_t moved;    /* bytes of `first`, header included */
+    uint8_t header[LANE_HEADER_BYTES];
+    bool is_blocked;  /* until the link is polled */
+    short blocked_on; /* for these events */
+};
+
+struct lane {
+    struct link *link; /* owned; NULL: none */
+    uint32_t node, stream;
+    struct lane_queue out, in;
+    uint64_t busy_since_ns; /* 0: nothing to send */
+    _Atomic uint64_t sent_bytes, received_bytes, busy_ns;
+};
+
+/* take_link may be NULL. */
+void lane_init(struct lane *lane, struct link *take_link, uint32_t node, uint32_t stream);
+void lane_deinit(struct lane *lane);
+
+void lane_queue_out(struct lane *lane, struct schedule_message *message);
+void lane_queue_in(struct lane *lane, struct schedule_message *message);
+
+enum lane_result {
+    LANE_BLOCKED,
+    LANE_MOVED, /* some bytes */
+    LANE_DONE,  /* the first message is complete and off the lane */
+};
+
+/* Move the first message, whose memory is set. A negative result: -errno of the link; -EBADMSG: the
+ * peer sent another message than expected, described in text. */
+int lane_send(struct lane *lane);
+int lane_receive(struct lane *lane, char *text, size_t text_bytes);
+
+/* poll() has reported something for the link. */
+void lane_unblock(struct lane *lane);
+
+#endif

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend's two sides: the loop hands batches over and is told when they are done; the net
+ * thread drives the engine. Between them two queues under one mutex and one eventfd each way.
+ */
+#include "worker/backend/net/net.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "worker/backend/net/engine.h"
+
+struct batch_queue {
+    struct backend_batch *first, **last;
+};
+
+struct backend {
+    struct net_setup setup;
+    struct engine *engine; /* the net thread's */
+    pthread_t thread;
+    bool has_thread;
+    int wake_fd; /* the loop has something for the thread */
+    int tell_fd; /* and the other way round */
+    struct watch *watch;
+
+    pthread_mutex_t mutex; /* guards what follows */
+    struct batch_queue incoming, done, broken;
+    struct engine_failure failure; /* by a peer, or by net_abort() */
+    bool is_stopping;
+
+    /* The loop's: why no batch runs any more. */
+    struct engine_failure ended;
+    bool has_told;
+};
+
+static void queue_init(struct batch_queue *queue)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+}
+
+static void queue_push(struct batch_queue *queue, struct backend_batch *batch)
+{
+    batch->next = NULL;
+    *queue->last = batch;
+    queue->last = &batch->next;
+}
+
+static struct backend_batch *queue_pop(struct batch_queue *queue)
+{
+    struct backend_batch *batch = queue->first;
+    if (batch && !(queue->first = batch->next))
+        queue->last = &queue->first;
+    return batch;
+}
+
+/* ------------------------------------------------------------------ net thread */
+
+/* Everything that is not done is broken. Called with the mutex held. */
+static void break_all(struct backend *net)
+{
+    struct backend_batch *batch;
+    while ((batch = engine_take_unfinished(net->engine)))
+        queue_push(&net->broken, batch);
+    while ((batch = queue_pop(&net->incoming)))
+        queue_push(&net->broken, batch);
+}
+
+/* Exchange what both sides have for each other. False: the thread is to end. */
+static bool meet_loop(struct backend *net)
+{
+    struct backend_batch *batch;
+    bool has_news = false;
+    pthread_mutex_lock(&net->mutex);
+    while ((batch = engine_take_done(net->engine))) {
+        queue_push(&net->done, batch);
+        has_news = true;
+    }
+    while (net->failure.status == GRADD_OK && net->incoming.first && engine_has_room(net->engine)) {
+        batch = queue_pop(&net->incoming);
+        int result = engine_start(net->engine, batch);
+        if (result < 0) {
+            net->failure = (struct engine_failure){.status = result == -ENOMEM ? GRADD_ERR_NO_MEMORY
+                                                                               : GRADD_ERR_INTERNAL,
+                                                   .node = net->setup.node_rank};
+            snprintf(net->failure.text, sizeof net->failure.text, "%s",
+                     result == -ENOMEM ? "the worker has no memory for this batch"
+                                       : "the worker has no data connection to a node of the job");
+            queue_push(&net->broken, batch);
+        }
+    }
+    if (net->failure.status == GRADD_OK)
+        net->failure = *engine_failure(net->engine);
+    if (net->failure.status != GRADD_OK) {
+        break_all(net);
+        has_news |= net->broken.first != NULL || engine_failure(net->engine)->status != GRADD_OK;
+    }
+    bool goes_on = !net->is_stopping;
+    pthread_mutex_unlock(&net->mutex);
+    if (has_news)
+        eventfd_write(net->tell_fd, 1);
+    return goes_on;
+}
+
+static bool has_failed(struct backend *net)
+{
+    pthread_mutex_lock(&net->mutex);
+    bool has = net->failure.status != GRADD_OK;
+    pthread_mutex_unlock(&net->mutex);
+    return has;
+}
+
+static void *net_thread(void *data)
+{
+    struct backend *net = data;
+    eventfd_t count;
+    while (meet_loop(net)) {
+        if (!has_failed(net) && engine_turn(net->engine))
+            continue;
+        engine_wait(net->engine, net->wake_fd);
+        eventfd_read(net->wake_fd, &count);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ loop */
+
+static void finish(struct backend_batch *batch, int status, const char *text)
+{
+    for (size_t i = 0; i < batch->n_ops; i++) {
+        batch->ops[i]->status = status;
+        batch->ops[i]->text = text;
+    }
+    batch->done(batch->data, batch);
+}
+
+static struct backend_batch *pop_locked(struct backend *net, struct batch_queue *queue)
+{
+    pthread_mutex_lock(&net->mutex);
+    struct backend_batch *batch = queue_pop(queue);
+    pthread_mutex_unlock(&net->mutex);
+    return batch;
+}
+
+static void on_told(void *data, int fd, unsigned events)
+{
+    struct backend *net = data;
+    struct backend_batch *batch;
+    eventfd_t count;
+    if (eventfd_read(fd, &count) < 0)
+        return;
+    pthread_mutex_lock(&net->mutex);
+    if (net->ended.status == GRADD_OK)
+        net->ended = net->failure;
+    pthread_mutex_unlock(&net->mutex);
+    while ((batch = pop_locked(net, &net->done)))
+        finish(batch, GRADD_OK, "");
+    while ((batch = pop_locked(net, &net->broken)))
+        finish(batch, net->ended.status, net->ended.text);
+    if (net->ended.status != GRADD_OK && !net->has_told) {
+        net->has_told = true;
+        net->setup.on_lost(net->setup.data, net->ended.node, net->ended.text);
+    }
+}
+
+static bool has_data(const struct backend_batch *batch)
+{
+    for (size_t i = 0; i < batch->n_ops; i++)
+        if (batch->ops[i]->kind <= GRADD_ALLTOALL)
+            return true;
+    return false;
+}
+
+static void net_run(struct backend *net, struct backend_batch *batch)
+{
+    if (net->ended.status != GRADD_OK) {
+        finish(batch, net->ended.status, net->ended.text);
+        return;
+    }
+    if (!has_data(batch)) {
+        finish(batch, GRADD_OK, "");
+        return;
+    }
+    pthread_mutex_lock(&net->mutex);
+    queue_push(&net->incoming, batch);
+    pthread_mutex_unlock(&net->mutex);
+    eventfd_write(net->wake_fd, 1);
+}
+
+void net_abort(struct backend *net, int status, const char *text)
+{
+    if (net->ended.status != GRADD_OK)
+        return;
+    net->ended.status = status;
+    snprintf(net->ended.text, sizeof net->ended.text, "%s", text);
+    net->has_told = true; /* whoever aborts knows */
+    pthread_mutex_lock(&net->mutex);
+    if (net->failure.status == GRADD_OK)
+        net->failure = net->ended;
+    pthread_mutex_unlock(&net->mutex);
+    eventfd_write(net->wake_fd, 1);
+}
+
+size_t net_stats(const struct backend *net, struct net_link_stats *out, size_t capacity)
+{
+    return engine_stats(net->engine, out, capacity);
+}
+
+/* ------------------------------------------------------------------ life */
+
+static void net_free(struct backend *net)
+{
+    if (!net)
+        return;
+    if (net->has_thread) {
+        pthread_mutex_lock(&net->mutex);
+        net->is_stopping = true;
+        pthread_mutex_unlock(&net->mutex);
+        eventfd_write(net->wake_fd, 1);
+        pthread_join(net->thread, NULL);
+    }
+    watch_free(net->watch);
+    engine_free(net->engine);
+    if (net->wake_fd >= 0)
+        close(net->wake_fd);
+    if (net->tell_fd >= 0)
+        close(net->tell_fd);
+    pthread_mutex_destroy(&net->mutex);
+    free(net);
+}
+
+static bool start_thread(struct backend *net)
+{
+    sigset_t all, before;
+    sigfillset(&all); /* signals are the loop thread's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    net->has_thread = pthread_create(&net->thread, NULL, net_thread, net) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return net->has_thread;
+}
+
+struct backend *net_new(const struct net_setup *setup, const char **out_text)
+{
+    struct backend *net = calloc(1, sizeof *net);
+    struct engine *engine = engine_new(setup);
+    if (!net || !engine) {
+        engine_free(engine);
+        free(net);
+        *out_text = "no memory for the data connections";
+        return NULL;
+    }
+    net->setup = *setup;
+    net->setup.links = NULL;
+    net->engine = engine;
+    pthread_mutex_init(&net->mutex, NULL);
+    queue_init(&net->incoming);
+    queue_init(&net->done);
+    queue_init(&net->broken);
+    net->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    net->tell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (net->tell_fd >= 0)
+        net->watch = watch_fd(setup->loop, net->tell_fd, WATCH_READ, on_told, net);
+    if (net->wake_fd < 0 || !net->watch || !start_thread(net)) {
+        net_free(net);
+        *out_text = "no descriptors or threads for the data connections";
+        return NULL;
+    }
+    return net;
+}
+
+static unsigned net_n_threads(const struct backend *net)
+{
+    return 1;
+}
+
+const struct backend_ops backend_net = {
+    .name = "net",
+    .free = net_free,
+    .run = net_run,
+    .n_threads = net_n_threads,
+};
