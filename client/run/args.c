@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { KIND_FLAG, KIND_RANKS, KIND_SECONDS, KIND_TEXT, KIND_LIST };
+enum kind { KIND_FLAG, KIND_RANKS, KIND_PORT, KIND_SECONDS, KIND_TEXT, KIND_LIST };
 
 static const struct option {
     const char *names[3]; /* as written, with their dashes */
@@ -21,7 +21,17 @@ static const struct option {
      "N",
      KIND_RANKS,
      offsetof(struct args, n_ranks),
-     "ranks to start on this node (required)"},
+     "ranks to start (required without hosts; else all slots of the hosts)"},
+    {{"-H", "--hosts", "--host"},
+     "HOST[:SLOTS],...",
+     KIND_TEXT,
+     offsetof(struct args, hosts),
+     "start the ranks on these hosts, in order, SLOTS (default 1) on each"},
+    {{"--hostfile", "-hostfile", "--machinefile"},
+     "FILE",
+     KIND_TEXT,
+     offsetof(struct args, host_file),
+     "the hosts, one a line: HOST, HOST:N or HOST slots=N"},
     {{"-v", "--verbose"},
      NULL,
      KIND_FLAG,
@@ -57,6 +67,11 @@ static const struct option {
      KIND_FLAG,
      offsetof(struct args, is_private),
      "start a private daemon for this job even if the node has one"},
+    {{"--system"},
+     NULL,
+     KIND_FLAG,
+     offsetof(struct args, is_system),
+     "with hosts: use the daemon that each host has, instead of private ones"},
     {{"--set"},
      "KEY=VALUE",
      KIND_LIST,
@@ -67,6 +82,31 @@ static const struct option {
      KIND_TEXT,
      offsetof(struct args, job),
      "name of the job (default: one that no other gradrun has)"},
+    {{"--ssh-port"},
+     "PORT",
+     KIND_PORT,
+     offsetof(struct args, ssh_port),
+     "where the hosts' sshd listens (default: what ssh's configuration says)"},
+    {{"--ssh-identity-file"},
+     "FILE",
+     KIND_TEXT,
+     offsetof(struct args, identity_file),
+     "the private key for ssh"},
+    {{"--rsh"},
+     "COMMAND",
+     KIND_TEXT,
+     offsetof(struct args, remote_shell),
+     "instead of ssh; called as COMMAND HOST SHELL-COMMAND"},
+    {{"--coordinator-address"},
+     "ADDRESS",
+     KIND_TEXT,
+     offsetof(struct args, coordinator_address),
+     "where the other hosts reach the first one (default: found out)"},
+    {{"--check"},
+     NULL,
+     KIND_FLAG,
+     offsetof(struct args, is_check),
+     "say what would run where, test the hosts, and start nothing"},
     {{"-h", "--help"}, NULL, KIND_FLAG, offsetof(struct args, wants_help), "show this"},
     {{"-V", "--version"},
      NULL,
@@ -112,6 +152,16 @@ static bool parse_ranks(const char *text, unsigned *out)
     return true;
 }
 
+static bool parse_port(const char *text, unsigned *out)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+    if (*end || !isdigit((unsigned char)text[0]) || n < 1 || n > 65535)
+        return false;
+    *out = (unsigned)n;
+    return true;
+}
+
 static bool parse_seconds(const char *text, double *out)
 {
     char *end;
@@ -133,6 +183,8 @@ static const char *store(struct args *args, const struct option *option, const c
         return NULL;
     case KIND_RANKS:
         return parse_ranks(value, field) ? NULL : "a number of ranks from 1 to 1024";
+    case KIND_PORT:
+        return parse_port(value, field) ? NULL : "a port from 1 to 65535";
     case KIND_SECONDS:
         return parse_seconds(value, field) ? NULL : "a number of seconds above 0";
     case KIND_TEXT:
@@ -154,19 +206,63 @@ static bool is_variable_name(const char *text, size_t length)
     return length > 0;
 }
 
-static int check(const struct args *args, char *error, size_t bytes)
+bool args_has_hosts(const struct args *args)
 {
-    if (args->n_ranks == 0)
-        return snprintf(error, bytes, "how many ranks? give -np N"), -EINVAL;
-    if (!args->command[0])
-        return snprintf(error, bytes, "no command given"), -EINVAL;
+    return args->hosts || args->host_file || args->is_check;
+}
+
+/* What a daemon is asked for and what it is given must fit. */
+static int check_daemon(const struct args *args, char *error, size_t bytes)
+{
+    bool is_private =
+        args->is_private || (args_has_hosts(args) && !args->socket && !args->is_system);
     if (args->is_private && args->socket)
         return snprintf(error, bytes, "--private and --socket exclude each other"), -EINVAL;
-    if (args->settings && !args->is_private)
+    if (args->is_system && (args->is_private || args->socket))
+        return snprintf(error, bytes, "--system and --%s exclude each other",
+                        args->is_private ? "private" : "socket"),
+               -EINVAL;
+    if (args->settings && !is_private)
         return snprintf(error, bytes,
                         "--set is for a private daemon: add --private (the node's daemon has its "
                         "own gradd.conf)"),
                -EINVAL;
+    return 0;
+}
+
+static int check_hosts(const struct args *args, char *error, size_t bytes)
+{
+    const struct {
+        const char *name;
+        bool is_given;
+    } of_hosts[] = {
+        {"--ssh-port", args->ssh_port}, {"--ssh-identity-file", args->identity_file},
+        {"--rsh", args->remote_shell},  {"--coordinator-address", args->coordinator_address},
+        {"--system", args->is_system},
+    };
+    if (args->hosts && args->host_file)
+        return snprintf(error, bytes, "-H and --hostfile exclude each other"), -EINVAL;
+    for (size_t i = 0; i < sizeof of_hosts / sizeof of_hosts[0]; i++)
+        if (of_hosts[i].is_given && !args->hosts && !args->host_file)
+            return snprintf(error, bytes, "%s needs hosts: give -H or --hostfile",
+                            of_hosts[i].name),
+                   -EINVAL;
+    if (args->remote_shell && (args->ssh_port || args->identity_file))
+        return snprintf(error, bytes,
+                        "--rsh takes ssh's place: give port and key to that command instead of "
+                        "--ssh-port and --ssh-identity-file"),
+               -EINVAL;
+    return 0;
+}
+
+static int check(const struct args *args, char *error, size_t bytes)
+{
+    if (args->n_ranks == 0 && !args->hosts && !args->host_file)
+        return snprintf(error, bytes, "how many ranks? give -np N"), -EINVAL;
+    if (!args->command[0] && !args->is_check)
+        return snprintf(error, bytes, "no command given"), -EINVAL;
+    if (check_daemon(args, error, bytes) < 0 || check_hosts(args, error, bytes) < 0)
+        return -EINVAL;
     if (args->job && strlen(args->job) > ARGS_JOB_NAME_MAX)
         return snprintf(error, bytes, "--job: at most %d bytes", ARGS_JOB_NAME_MAX), -EINVAL;
     for (const char **x = args->exports; x && *x; x++)
@@ -233,9 +329,11 @@ void args_deinit(struct args *args)
 void args_print_help(FILE *stream)
 {
     fprintf(stream,
-            "usage: gradrun -np N [OPTION]... COMMAND [ARGUMENT]...\n\n"
-            "Run COMMAND as N ranks of one job on this node, through the node's gradd or\n"
-            "a private one. Ends the other ranks when one fails, and returns its code.\n\n");
+            "usage: gradrun -np N [OPTION]... COMMAND [ARGUMENT]...\n"
+            "       gradrun [-np N] -H HOST:SLOTS,... [OPTION]... COMMAND [ARGUMENT]...\n\n"
+            "Run COMMAND as N ranks of one job, on this node, through its gradd or a private\n"
+            "one, or on several hosts. Ends the other ranks when one fails, and returns its\n"
+            "code.\n\n");
     for (size_t i = 0; i < N_OPTIONS; i++) {
         char left[64] = "";
         size_t used = 0;

@@ -17,14 +17,19 @@ enum { ARGS_RANKS_MAX = 1024, ARGS_JOB_NAME_MAX = 128 };
 
 /* Strings are borrowed from argv. Lists are NULL-terminated and owned by args. */
 struct args {
-    unsigned n_ranks;
-    bool is_verbose, is_quiet, is_private, wants_help, wants_version;
+    unsigned n_ranks; /* 0: as many as the hosts have slots */
+    bool is_verbose, is_quiet, is_private, is_system, is_check, wants_help, wants_version;
     const char *output_dir; /* NULL: none */
     const char *socket;     /* NULL: GRADD_SOCKET, else the system's */
     const char *job;        /* NULL: a name of our own */
-    double timeout_s;       /* 0: none */
-    const char **exports;   /* -x: NAME or NAME=VALUE */
-    const char **settings;  /* --set: key=value for the private daemon */
+    const char *hosts;      /* -H; NULL: none */
+    const char *host_file;  /* NULL: none */
+    const char *identity_file, *remote_shell;
+    const char *coordinator_address;
+    unsigned ssh_port;     /* 0: ssh's own */
+    double timeout_s;      /* 0: none */
+    const char **exports;  /* -x: NAME or NAME=VALUE */
+    const char **settings; /* --set: key=value for the private daemon */
     char **command;
 };
 
@@ -34,6 +39,8 @@ struct args {
  */
 int args_parse(struct args *args, int argc, char **argv, char *error, size_t error_bytes);
 void args_deinit(struct args *args);
+/* Are there hosts on the command line, or something that only hosts have? */
+bool args_has_hosts(const struct args *args);
 void args_print_help(FILE *stream);
 
 #endif

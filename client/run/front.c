@@ -11,8 +11,8 @@
 #include "launch.h"
 #include "process.h"
 
-/* Of whole tenths of a second, for a private daemon to see its lifeline end. */
-enum { CLOSE_TENTHS = 50 };
+/* Tenths of a second, for private daemons and agents to see that their lifeline has ended. */
+enum { CLOSE_TENTHS = 150 };
 
 /*
  * The child was killed: its ranks have died with it, what they started is ours now, and so is
@@ -48,7 +48,7 @@ static int wait_for(pid_t child, const sigset_t *watched)
     return ending_exit_code(ending);
 }
 
-int front_run(const struct args *args)
+int front_run(front_body *body, const struct args *args)
 {
     static const int passed_on[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
     sigset_t watched, old_mask;
@@ -66,8 +66,8 @@ int front_run(const struct args *args)
     }
     if (child > 0)
         return wait_for(child, &watched);
-    /* Signals stay blocked until launch_run() watches for them: none is lost in between. */
+    /* Signals stay blocked until the body watches for them: none is lost in between. */
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != self)
         return LAUNCH_EXIT_FAILED;
-    return launch_run(args, &old_mask);
+    return body(args, &old_mask);
 }

@@ -29,42 +29,16 @@ void launch_say(struct launch *l, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    sink_push(l->messages, "gradrun: ", text, strlen(text));
-}
-
-static void say_who_failed(struct launch *l, const struct rank *rank)
-{
-    char how[64];
-    ending_describe(rank->ending, how, sizeof how);
-    launch_say(l, "rank %u (pid %d) %s%s", rank->rank, (int)rank->pid, how,
-               launch_n_living(l) > 0 ? "; ending the other ranks" : "");
-}
-
-/* With --verbose, how the ranks ended that have done so since `was_over` was noted. */
-static void say_ends(struct launch *l, const bool *was_over)
-{
-    for (unsigned i = 0; i < l->ranks.n; i++) {
-        const struct rank *rank = &l->ranks.list[i];
-        if (!rank->is_over || was_over[i])
-            continue;
-        char how[64];
-        ending_describe(rank->ending, how, sizeof how);
-        launch_say(l, "rank %u (pid %d) %s", rank->rank, (int)rank->pid, how);
-    }
+    l->role->say(l, text);
 }
 
 static void on_ready(struct launch *l)
 {
-    char byte;
-    ssize_t n = read(l->daemon.ready, &byte, 1);
-    if (n < 0)
+    unsigned peer_port;
+    if (!private_on_ready(&l->daemon, &peer_port) || l->state != LAUNCH_STARTING)
         return;
-    close(l->daemon.ready);
-    l->daemon.ready = -1;
-    if (n == 1 && l->state == LAUNCH_STARTING) {
-        l->kill_at = INFINITY;
-        launch_start_ranks(l);
-    }
+    l->kill_at = INFINITY;
+    l->role->on_ready(l, peer_port);
 }
 
 static void check_daemon(struct launch *l)
@@ -90,17 +64,13 @@ static void on_child(struct launch *l, pid_t pid)
     bool *was_over = calloc(l->ranks.n, sizeof *was_over);
     for (unsigned i = 0; was_over && i < l->ranks.n; i++)
         was_over[i] = l->ranks.list[i].is_over;
-    struct rank *failed = ranks_collect(&l->ranks);
-    bool is_first = failed && l->exit_code == 0;
-    if (is_first)
-        say_who_failed(l, failed);
-    if (l->args->is_verbose && was_over) {
-        if (is_first)
-            was_over[failed->rank] = true;
-        say_ends(l, was_over);
-    }
+    const struct rank *failed = ranks_collect(&l->ranks);
+    if (l->exit_code != 0)
+        failed = NULL; /* not the first */
+    if (was_over)
+        l->role->on_over(l, was_over, failed);
     free(was_over);
-    if (is_first)
+    if (failed)
         launch_begin_ending(l, ending_exit_code(failed->ending));
     check_daemon(l);
     bool is_known = ranks_has_pid(&l->ranks, pid) || (l->has_daemon && pid == l->daemon.pid);
@@ -170,22 +140,10 @@ static size_t n_streams(const struct launch *l)
     return 2 * (size_t)l->ranks.n + 1;
 }
 
-/* A console that fails is reported once; the job goes on without it. */
-static void flush_sinks(struct launch *l)
-{
-    static const char *const names[] = {"standard output", "standard error"};
-    for (int i = 0; i < 2; i++) {
-        int rc = sink_flush(&l->sinks[i]);
-        if (rc < 0 && rc != -EPIPE)
-            launch_say(l, "%s: %s; further output is dropped, the job goes on", names[i],
-                       strerror(-rc));
-    }
-}
-
 static void report_logs(struct launch *l)
 {
-    for (unsigned i = 0; i < l->ranks.n; i++) {
-        struct rank_log *log = &l->ranks.list[i].log;
+    for (unsigned i = 0; l->ranks.logs && i < l->ranks.n; i++) {
+        struct rank_log *log = &l->ranks.logs[i];
         if (log->error)
             launch_say(l, "%s: %s; this rank's log ends here, the job goes on", log->path,
                        strerror(log->error));
@@ -203,52 +161,33 @@ static void wait_and_handle(struct launch *l)
     struct pollfd *rest = l->polled + n;
     rest[0] = (struct pollfd){l->signal_fd, POLLIN, 0};
     rest[1] = (struct pollfd){l->has_daemon ? l->daemon.ready : -1, POLLIN, 0};
-    for (int i = 0; i < 2; i++)
-        rest[2 + i] =
-            (struct pollfd){sink_is_empty(&l->sinks[i]) ? -1 : l->sinks[i].fd, POLLOUT, 0};
-    if (poll(l->polled, n + 4, launch_poll_ms(l)) < 0)
+    rest[2] = (struct pollfd){l->input_fd, POLLIN, 0};
+    console_poll(&l->console, rest + 3);
+    if (poll(l->polled, n + 5, launch_poll_ms(l)) < 0)
         return;
     for (size_t i = 0; i < n; i++)
         if (l->polled[i].revents)
             stream_read(stream_at(l, i));
     if (rest[1].revents)
         on_ready(l);
+    if (rest[2].revents)
+        l->role->on_input(l);
     if (rest[0].revents)
         on_signals(l);
 }
 
-static void run(struct launch *l)
+void launch_drive(struct launch *l)
 {
-    launch_begin(l);
+    l->role->begin(l);
     while (l->state != LAUNCH_DONE) {
         launch_check_time(l);
         launch_advance(l);
         report_logs(l);
-        flush_sinks(l);
+        console_flush(&l->console);
         if (l->state == LAUNCH_FLUSHING)
             launch_advance(l);
         if (l->state != LAUNCH_DONE)
             wait_and_handle(l);
     }
-    flush_sinks(l);
-}
-
-int launch_run(const struct args *args, const sigset_t *rank_mask)
-{
-    struct launch l = {.args = args,
-                       .rank_mask = rank_mask,
-                       .signal_fd = -1,
-                       .timeout_at = INFINITY,
-                       .kill_at = INFINITY,
-                       .daemon_output = {.fd = -1},
-                       .sinks = {{.fd = -1}, {.fd = -1}}};
-    char error[512];
-    if (launch_set_up(&l, error, sizeof error) < 0) {
-        fprintf(stderr, "gradrun: %s\n", error);
-        l.exit_code = LAUNCH_EXIT_FAILED;
-    } else {
-        run(&l);
-    }
-    launch_tear_down(&l);
-    return l.exit_code;
+    console_flush(&l->console);
 }

@@ -22,6 +22,7 @@ void launch_begin_ending(struct launch *l, int exit_code)
         l->exit_code = exit_code;
     if (l->state > LAUNCH_RUNNING)
         return;
+    l->role->on_ending(l, exit_code);
     l->state = LAUNCH_ENDING;
     l->kill_at = launch_now_s() + grace_s;
     ranks_signal_groups(&l->ranks, SIGTERM);
@@ -74,6 +75,7 @@ static void begin_flushing(struct launch *l)
     }
     if (l->daemon_output.fd >= 0)
         stream_drain(&l->daemon_output);
+    l->role->on_flushing(l);
     l->state = LAUNCH_FLUSHING;
     l->kill_at = l->is_interrupted ? launch_now_s() + flush_s : INFINITY;
 }
@@ -85,16 +87,19 @@ void launch_advance(struct launch *l)
     if (l->state == LAUNCH_RUNNING || l->state == LAUNCH_ENDING)
         if (launch_n_living(l) == 0)
             begin_sweeping(l);
-    if (l->state == LAUNCH_SWEEPING && descendants_signal(&which, 0) == 0)
-        begin_closing(l);
+    if (l->state == LAUNCH_SWEEPING && descendants_signal(&which, 0) == 0) {
+        l->kill_at = INFINITY;
+        l->is_killing = false;
+        if (!l->has_others)
+            begin_closing(l);
+    }
     which = left_behind(l);
     if (l->state == LAUNCH_CLOSING && !l->has_daemon) {
         /* Workers of a daemon that died are ours now. */
         if (descendants_signal(&which, SIGKILL) == 0)
             begin_flushing(l);
     }
-    if (l->state == LAUNCH_FLUSHING && (sink_is_empty(&l->sinks[0]) || l->sinks[0].error) &&
-        (sink_is_empty(&l->sinks[1]) || l->sinks[1].error))
+    if (l->state == LAUNCH_FLUSHING && console_is_empty(&l->console))
         l->state = LAUNCH_DONE;
 }
 
@@ -105,6 +110,8 @@ void launch_check_time(struct launch *l)
         launch_say(l, "--timeout of %g s passed; ending all ranks", l->args->timeout_s);
         launch_begin_ending(l, LAUNCH_EXIT_TIMEOUT);
     }
+    if (now >= l->silent_at)
+        l->role->on_input(l);
     if (now < l->kill_at)
         return;
     if (l->state >= LAUNCH_FLUSHING) {
@@ -125,12 +132,12 @@ void launch_check_time(struct launch *l)
 
 int launch_poll_ms(const struct launch *l)
 {
-    double at = l->kill_at;
+    double at = l->kill_at < l->silent_at ? l->kill_at : l->silent_at;
     if (l->state == LAUNCH_RUNNING && l->timeout_at < at)
         at = l->timeout_at;
     double left = at - launch_now_s();
-    bool has_strangers = l->state == LAUNCH_SWEEPING ||
-                         (l->is_killing && l->state < LAUNCH_FLUSHING) ||
+    bool is_sweeping = l->state == LAUNCH_SWEEPING && l->kill_at < INFINITY;
+    bool has_strangers = is_sweeping || (l->is_killing && l->state < LAUNCH_FLUSHING) ||
                          (l->state == LAUNCH_CLOSING && !l->has_daemon);
     if (has_strangers && (left > tick_s || left < 0))
         left = tick_s;

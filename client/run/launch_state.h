@@ -10,8 +10,10 @@
 #ifndef GRADD_RUN_LAUNCH_STATE_H
 #define GRADD_RUN_LAUNCH_STATE_H
 
+#include <math.h>
 #include <poll.h>
 
+#include "console.h"
 #include "launch.h"
 #include "private.h"
 #include "ranks.h"
@@ -20,6 +22,7 @@ enum { LAUNCH_START_S = 15 }; /* seconds for the private daemon to listen */
 
 enum launch_state {
     LAUNCH_STARTING, /* the private daemon does not listen yet; there are no ranks */
+    LAUNCH_WAITING,  /* it does; the other hosts of the run do not all have theirs yet */
     LAUNCH_RUNNING,  /* ranks run, or have ended well */
     LAUNCH_ENDING,   /* ranks have been asked to end; at kill_at they are killed */
     LAUNCH_SWEEPING, /* no rank lives; processes that they left behind are made to end */
@@ -28,8 +31,29 @@ enum launch_state {
     LAUNCH_DONE,
 };
 
+struct launch;
+
+/*
+ * What differs between a run that a person looks at (launch_terminal.c) and the part of a run over
+ * several hosts that its agent looks after (agent.c).
+ */
+struct launch_role {
+    void (*begin)(struct launch *l); /* decide which daemon to use, and begin */
+    void (*say)(struct launch *l, const char *text);
+    /* The private daemon listens; peer_port is 0 without other hosts. */
+    void (*on_ready)(struct launch *l, unsigned peer_port);
+    void (*on_started)(struct launch *l); /* all ranks have */
+    /* Ranks have ended, was_over says which had before; failed: the one to blame, or NULL. */
+    void (*on_over)(struct launch *l, const bool *was_over, const struct rank *failed);
+    void (*on_ending)(struct launch *l, int exit_code); /* launch_begin_ending() */
+    void (*on_input)(struct launch *l);                 /* input_fd is readable */
+    void (*on_flushing)(struct launch *l);              /* nothing lives, all output is queued */
+};
+
 struct launch {
     const struct args *args;
+    const struct launch_role *role;
+    void *owner; /* the role's */
     enum launch_state state;
     int exit_code;
     int signal_fd;
@@ -37,8 +61,10 @@ struct launch {
     bool is_interrupted, is_killing;
     double timeout_at, kill_at; /* monotonic seconds; INFINITY: never */
     double interrupted_at;      /* valid when is_interrupted */
-    struct sink sinks[2];       /* stdout and stderr; the second is unused when they are one */
-    struct sink *messages;      /* the one that leads to stderr */
+    double silent_at;           /* no word from the launcher since too long; INFINITY: never */
+    int input_fd;               /* -1: none */
+    bool has_others;            /* the daemon must outlive our ranks: other hosts may need it */
+    struct console console;
     struct ranks_output output;
     struct ranks ranks;
     struct environment environment;
@@ -52,7 +78,7 @@ struct launch {
 /* Monotonic, in seconds. */
 double launch_now_s(void);
 
-/* A line of gradrun's own, to standard error. */
+/* A sentence for the user. */
 __attribute__((format(printf, 2, 3))) void launch_say(struct launch *l, const char *format, ...);
 
 #define launch_say_verbose(l, ...)                                                                 \
@@ -68,13 +94,25 @@ static inline unsigned launch_n_living(const struct launch *l)
 
 /* In launch_begin.c. */
 
-/* Signals, output, variables, ranks without processes. 0, or -errno with a sentence. */
-int launch_set_up(struct launch *l, char *error, size_t bytes);
+/*
+ * Signals, variables, ranks without processes (places: see ranks_init()). The console and the
+ * output are set up by the role. 0, or -errno with a sentence.
+ */
+int launch_set_up(struct launch *l, const struct place *places, char *error, size_t bytes);
 void launch_tear_down(struct launch *l);
-/* Decide which daemon to use, and begin. */
-void launch_begin(struct launch *l);
+/* Start a private daemon; address and key are for other hosts' daemons, or NULL. */
+void launch_start_private(struct launch *l, const char *address, const char *key);
 /* The daemon is there. */
 void launch_start_ranks(struct launch *l);
+
+/* In launch.c. */
+
+/* All fields that are not 0 at the beginning. */
+#define LAUNCH_INIT                                                                                \
+    .signal_fd = -1, .input_fd = -1, .timeout_at = INFINITY, .kill_at = INFINITY,                  \
+    .silent_at = INFINITY, .daemon_output = {.fd = -1}, .console = {{{.fd = -1}, {.fd = -1}}}
+/* From role->begin() to LAUNCH_DONE. */
+void launch_drive(struct launch *l);
 
 /* In launch_end.c. */
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gradrun: runs a command as the ranks of one job on this node. */
+/* gradrun: runs a command as the ranks of one job, on this node or on several hosts. */
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "args.h"
+#include "cluster.h"
 #include "environment.h"
 #include "front.h"
 #include "launch.h"
@@ -21,6 +24,8 @@ int main(int argc, char **argv)
     struct args args;
     char error[512];
     int code = LAUNCH_EXIT_USAGE;
+    if (argc == 2 && strcmp(argv[1], "--agent") == 0)
+        return front_run(agent_run, NULL);
     if (args_parse(&args, argc, argv, error, sizeof error) < 0) {
         fprintf(stderr, "gradrun: %s\n", error);
     } else if (args.wants_help) {
@@ -32,7 +37,7 @@ int main(int argc, char **argv)
     } else if (check_exports(&args, error, sizeof error) < 0) {
         fprintf(stderr, "gradrun: %s\n", error);
     } else {
-        code = front_run(&args);
+        code = args_has_hosts(&args) ? cluster_main(&args) : front_run(launch_run, &args);
     }
     args_deinit(&args);
     return code;

@@ -24,6 +24,34 @@ bool daemon_answers(const char *socket, int cancel_fd, char *reason, size_t byte
     return result == LINK_OK;
 }
 
+unsigned daemon_peer_port(const char *socket, int cancel_fd, char *reason, size_t bytes)
+{
+    struct link link;
+    Pb__PeersRequest body = PB__PEERS_REQUEST__INIT;
+    Pb__Envelope request = PB__ENVELOPE__INIT;
+    request.body_case = PB__ENVELOPE__BODY_PEERS_REQUEST;
+    request.peers_request = &body;
+    const Pb__Envelope *reply;
+    unsigned port = 0;
+    link_init(&link, 2.0, cancel_fd);
+    enum link_result result = link_open(&link, socket, "gradrun", PB__ROLE__ADMIN);
+    if (result == LINK_OK)
+        result = link_request(&link, &request, PB__ENVELOPE__BODY_PEERS_REPLY, &reply);
+    if (result == LINK_OK) {
+        const char *colon = strrchr(reply->peers_reply->listening, ':');
+        port = colon ? (unsigned)strtoul(colon + 1, NULL, 10) : 0;
+    }
+    if (result != LINK_OK)
+        snprintf(reason, bytes, "%s", link.error);
+    else if (port == 0)
+        snprintf(reason, bytes,
+                 "the daemon at %s takes no other daemons: set peer_port in its gradd.conf, or "
+                 "leave --system and --socket away for private daemons",
+                 socket);
+    link_deinit(&link);
+    return port;
+}
+
 void build_tree_path(const char *relative, char *path, size_t bytes)
 {
     char program[PATH_MAX], joined[PATH_MAX + 64], canonical[PATH_MAX];
@@ -104,14 +132,21 @@ static char **daemon_environment(void)
     return list;
 }
 
+enum { WORDS_MAX = 24 };
+
+/* The words of the command line: fixed ones, then --set and its value for each setting. */
 static char **daemon_arguments(const struct private_daemon *daemon,
                                const struct private_options *options, const char *lifeline,
-                               const char *ready)
+                               const char *ready, const char *key, const char *address)
 {
-    const char *fixed[] = {options->program,  "--private",  daemon->dir, "--lifeline",
-                           lifeline,          "--ready-fd", ready,       "--log-level",
-                           options->log_level};
-    size_t n = sizeof fixed / sizeof fixed[0], n_settings = 0;
+    const char *fixed[WORDS_MAX] = {options->program,  "--private",  daemon->dir, "--lifeline",
+                                    lifeline,          "--ready-fd", ready,       "--log-level",
+                                    options->log_level};
+    const char *for_peers[] = {"--set", "peer_port=0", "--set", address, "--cluster-key-fd", key};
+    size_t n = 9, n_settings = 0;
+    if (options->address)
+        for (size_t i = 0; i < (options->key ? 6 : 4); i++)
+            fixed[n++] = for_peers[i];
     while (options->settings && options->settings[n_settings])
         n_settings++;
     char **argv = calloc(n + 2 * n_settings + 1, sizeof *argv);
@@ -128,7 +163,7 @@ static char **daemon_arguments(const struct private_daemon *daemon,
 
 /* The pipes between gradrun and the daemon, as {read, write}. */
 struct pipes {
-    int lifeline[2], ready[2], output[2], null;
+    int lifeline[2], ready[2], output[2], key[2], null;
 };
 
 static void close_fd(int *fd)
@@ -144,35 +179,45 @@ static void pipes_close(struct pipes *p)
         close_fd(&p->lifeline[i]);
         close_fd(&p->ready[i]);
         close_fd(&p->output[i]);
+        close_fd(&p->key[i]);
     }
     close_fd(&p->null);
 }
 
-static int pipes_open(struct pipes *p)
+static int pipes_open(struct pipes *p, const char *key)
 {
-    *p = (struct pipes){{-1, -1}, {-1, -1}, {-1, -1}, -1};
-    if (pipe2(p->lifeline, O_CLOEXEC) < 0 || pipe2(p->ready, O_CLOEXEC) < 0 ||
-        pipe2(p->output, O_CLOEXEC) < 0 || (p->null = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) {
-        int rc = -errno;
+    *p = (struct pipes){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}, -1};
+    size_t key_bytes = key ? strlen(key) : 0;
+    bool is_open = pipe2(p->lifeline, O_CLOEXEC) == 0 && pipe2(p->ready, O_CLOEXEC) == 0 &&
+                   pipe2(p->output, O_CLOEXEC) == 0 &&
+                   (p->null = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0;
+    /* A key is short enough for an empty pipe to take at once. */
+    if (is_open && key)
+        is_open =
+            pipe2(p->key, O_CLOEXEC) == 0 && write(p->key[1], key, key_bytes) == (ssize_t)key_bytes;
+    int rc = is_open ? 0 : -errno;
+    if (is_open)
+        close_fd(&p->key[1]);
+    else
         pipes_close(p);
-        return rc;
-    }
-    return 0;
+    return rc;
 }
 
 static int spawn_daemon(struct private_daemon *daemon, const struct private_options *options,
                         const struct pipes *p)
 {
-    char lifeline[16], ready[16];
+    char lifeline[16], ready[16], key[16], address[128];
     snprintf(lifeline, sizeof lifeline, "%d", p->lifeline[0]);
     snprintf(ready, sizeof ready, "%d", p->ready[1]);
-    char **argv = daemon_arguments(daemon, options, lifeline, ready);
+    snprintf(key, sizeof key, "%d", p->key[0]);
+    snprintf(address, sizeof address, "peer_address=%s", options->address ? options->address : "");
+    char **argv = daemon_arguments(daemon, options, lifeline, ready, key, address);
     char **envp = daemon_environment();
     struct spawn spawn = {
         .argv = argv,
         .envp = envp,
         .stdio = {p->null, p->output[1], p->output[1]},
-        .keep = {p->lifeline[0], p->ready[1]},
+        .keep = {p->lifeline[0], p->ready[1], p->key[0]},
         .mask = options->mask,
     };
     int rc = argv && envp ? process_spawn(&spawn, &daemon->pid) : -ENOMEM;
@@ -194,7 +239,7 @@ int private_start(struct private_daemon *daemon, const struct private_options *o
         return rc;
     }
     struct pipes pipes;
-    rc = pipes_open(&pipes);
+    rc = pipes_open(&pipes, options->address ? options->key : NULL);
     if (rc == 0)
         rc = spawn_daemon(daemon, options, &pipes);
     if (rc < 0) {
@@ -210,6 +255,17 @@ int private_start(struct private_daemon *daemon, const struct private_options *o
     pipes.lifeline[1] = pipes.ready[0] = pipes.output[0] = -1;
     pipes_close(&pipes);
     return 0;
+}
+
+bool private_on_ready(struct private_daemon *daemon, unsigned *out_peer_port)
+{
+    char line[16] = "";
+    ssize_t n = read(daemon->ready, line, sizeof line - 1);
+    if (n < 0)
+        return false;
+    close_fd(&daemon->ready);
+    *out_peer_port = (unsigned)strtoul(line, NULL, 10);
+    return n > 0;
 }
 
 void private_stop(struct private_daemon *daemon)

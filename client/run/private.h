@@ -19,7 +19,7 @@
 struct private_daemon {
     pid_t pid;    /* 0: not running, or reaped */
     int lifeline; /* writing end; closing it asks the daemon to end. -1: closed */
-    int ready;    /* one byte arrives when it listens; end of file: it will not. -1: closed */
+    int ready;    /* see private_on_ready(); -1: closed */
     int output;   /* its stdout and stderr; taken over by a stream */
     char dir[64]; /* "": none */
     char socket[80];
@@ -29,8 +29,13 @@ struct private_options {
     const char *program; /* gradd */
     const char *log_level;
     const char **settings; /* --set, NULL-terminated or NULL */
+    const char *address;   /* where daemons of other hosts reach it; NULL: there are none */
+    const char *key;       /* in hex, for these connections; handed over through a pipe */
     const sigset_t *mask;
 };
+
+/* The port at which the daemon at this socket takes other daemons; 0 and a reason: none. */
+unsigned daemon_peer_port(const char *socket, int cancel_fd, char *reason, size_t bytes);
 
 /* Does a daemon answer Hello at this socket within 2 s? If not, reason says why. */
 bool daemon_answers(const char *socket, int cancel_fd, char *reason, size_t bytes);
@@ -44,6 +49,11 @@ void private_find_program(char *path, size_t bytes);
 /* Start it. 0, or -errno with a sentence; nothing is left behind then. */
 int private_start(struct private_daemon *daemon, const struct private_options *options, char *error,
                   size_t bytes);
+/*
+ * `ready` became readable: closes it. true: it listens; *out_peer_port is where it listens for
+ * other daemons, or 0. false: it will not listen (or the answer is yet to come: `ready` is open).
+ */
+bool private_on_ready(struct private_daemon *daemon, unsigned *out_peer_port);
 /* Ask it to end: it drains, removes its socket and directory, and exits. */
 void private_stop(struct private_daemon *daemon);
 /* Reap it, and remove what it left if it could not do so itself. */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ static int become(const struct spawn *spawn, pid_t parent)
     for (int i = 0; i < 3; i++)
         if (dup2(stdio[i], i) < 0)
             return -errno;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (spawn->keep[i] >= 0 && fcntl(spawn->keep[i], F_SETFD, 0) < 0)
             return -errno;
     signal(SIGPIPE, SIG_DFL);
@@ -63,6 +64,20 @@ int process_spawn(const struct spawn *spawn, pid_t *out_pid)
     if (rc == 0)
         *out_pid = pid;
     return rc;
+}
+
+int signals_watch(void)
+{
+    static const int watched[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
+                                  SIGCHLD, SIGTSTP, SIGUSR1, SIGUSR2};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof watched / sizeof watched[0]; i++)
+        sigaddset(&set, watched[i]);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return fd < 0 ? -errno : fd;
 }
 
 int ending_exit_code(struct ending ending)

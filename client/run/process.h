@@ -18,13 +18,19 @@ struct spawn {
     char **argv;
     char **envp;
     int stdio[3];         /* borrowed: what becomes 0, 1 and 2 */
-    int keep[2];          /* borrowed: passed on under their numbers; -1: none */
+    int keep[3];          /* borrowed: passed on under their numbers; -1: none */
     int death_signal;     /* that it gets when this process dies; 0: none */
     const sigset_t *mask; /* its signal mask */
 };
 
 /* Start it. 0, or -errno: of fork(), or of exec() when the command cannot be run. */
 int process_spawn(const struct spawn *spawn, pid_t *out_pid);
+
+/*
+ * Block the signals that a run handles, and get them as reads of the descriptor returned; -errno.
+ * SIGPIPE is ignored.
+ */
+int signals_watch(void);
 
 /* How a process ended. */
 struct ending {

@@ -6,28 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-static int open_logs(struct ranks *ranks, const char *dir, char *error, size_t bytes)
+/* All ranks of a job on one host. */
+static struct place place_alone(unsigned i, unsigned n)
 {
-    if (mkdir(dir, 0777) < 0 && errno != EEXIST) {
-        int rc = -errno;
-        snprintf(error, bytes, "cannot make the directory %s: %s", dir, strerror(-rc));
-        return rc;
-    }
-    for (unsigned i = 0; i < ranks->n; i++) {
-        int rc = rank_log_open(&ranks->list[i].log, dir, i);
-        if (rc < 0) {
-            snprintf(error, bytes, "cannot create %s: %s", ranks->list[i].log.path, strerror(-rc));
-            return rc;
-        }
-    }
-    return 0;
+    return (struct place){.rank = i, .local_rank = i, .local_size = n, .cross_size = 1};
 }
 
-int ranks_init(struct ranks *ranks, unsigned n, const struct ranks_output *output, char *error,
-               size_t bytes)
+int ranks_init(struct ranks *ranks, unsigned n, const struct place *places,
+               const struct ranks_output *output, char *error, size_t bytes)
 {
     *ranks = (struct ranks){.n = n};
     ranks->list = calloc(n, sizeof *ranks->list);
@@ -40,10 +28,10 @@ int ranks_init(struct ranks *ranks, unsigned n, const struct ranks_output *outpu
     }
     for (unsigned i = 0; i < n; i++) {
         struct rank *rank = &ranks->list[i];
-        rank->rank = i;
-        rank->out.fd = rank->err.fd = rank->log.fd = -1;
+        rank->place = places ? places[i] : place_alone(i, n);
+        rank->out.fd = rank->err.fd = -1;
     }
-    int rc = output->dir ? open_logs(ranks, output->dir, error, bytes) : 0;
+    int rc = output->dir ? rank_logs_open(output->dir, n, &ranks->logs, error, bytes) : 0;
     if (rc < 0)
         ranks_deinit(ranks);
     return rc;
@@ -54,8 +42,8 @@ void ranks_deinit(struct ranks *ranks)
     for (unsigned i = 0; i < ranks->n; i++) {
         stream_deinit(&ranks->list[i].out);
         stream_deinit(&ranks->list[i].err);
-        rank_log_close(&ranks->list[i].log);
     }
+    rank_logs_free(ranks->logs, ranks->n);
     free(ranks->list);
     free(ranks->groups);
     *ranks = (struct ranks){0};
@@ -69,7 +57,8 @@ static void close_pair(int pair[2])
 }
 
 /* The pipes, then the process. Both pipes' reading ends go to the rank's streams. */
-static int start_rank(struct rank *rank, struct spawn *spawn, const struct ranks_output *output)
+static int start_rank(struct rank *rank, struct rank_log *log, struct spawn *spawn,
+                      const struct ranks_output *output)
 {
     int out[2] = {-1, -1}, err[2] = {-1, -1};
     int rc = pipe2(out, O_CLOEXEC) < 0 || pipe2(err, O_CLOEXEC) < 0 ? -errno : 0;
@@ -85,10 +74,13 @@ static int start_rank(struct rank *rank, struct spawn *spawn, const struct ranks
     close(out[1]);
     close(err[1]);
     char prefix[16];
-    snprintf(prefix, sizeof prefix, "[%u] ", rank->rank);
-    struct rank_log *log = output->dir ? &rank->log : NULL;
+    snprintf(prefix, sizeof prefix, "[%u] ", rank->place.rank);
     stream_init(&rank->out, out[0], prefix, output->out, log);
     stream_init(&rank->err, err[0], prefix, output->err, log);
+    rank->out.show = rank->err.show = output->show;
+    rank->out.rank = rank->err.rank = rank->place.rank;
+    rank->out.which = 1;
+    rank->err.which = 2;
     return 0;
 }
 
@@ -98,9 +90,9 @@ static int start_failed(const struct rank *rank, const char *command, int rc, ch
     if (rc == -EMFILE || rc == -ENFILE)
         snprintf(error, bytes,
                  "cannot start rank %u: %s (a rank takes 2 descriptors here: raise ulimit -n)",
-                 rank->rank, strerror(-rc));
+                 rank->place.rank, strerror(-rc));
     else if (rc == -EAGAIN || rc == -ENOMEM)
-        snprintf(error, bytes, "cannot start rank %u: %s", rank->rank, strerror(-rc));
+        snprintf(error, bytes, "cannot start rank %u: %s", rank->place.rank, strerror(-rc));
     else
         snprintf(error, bytes, "cannot run \"%s\": %s", command, strerror(-rc));
     return rc;
@@ -117,21 +109,23 @@ int ranks_start(struct ranks *ranks, char **command, const struct environment *e
     if (rc < 0)
         snprintf(error, bytes, "cannot open /dev/null: %s", strerror(-rc));
     for (unsigned i = 0; i < ranks->n && rc == 0; i++) {
-        char **envp = environment_of_rank(environment, i, environ);
+        struct rank *rank = &ranks->list[i];
+        char **envp = environment_of_rank(environment, &rank->place, environ);
         struct spawn spawn = {
             .argv = command,
             .envp = envp,
-            .stdio = {i == 0 ? first_stdin : null, -1, -1},
-            .keep = {-1, -1},
+            .stdio = {rank->place.rank == 0 ? first_stdin : null, -1, -1},
+            .keep = {-1, -1, -1},
             .death_signal = SIGKILL,
             .mask = mask,
         };
-        rc = envp ? start_rank(&ranks->list[i], &spawn, output) : -ENOMEM;
+        rc =
+            envp ? start_rank(rank, ranks->logs ? &ranks->logs[i] : NULL, &spawn, output) : -ENOMEM;
         environment_free(envp);
         if (rc < 0)
-            start_failed(&ranks->list[i], command[0], rc, error, bytes);
+            start_failed(rank, command[0], rc, error, bytes);
         else
-            ranks->groups[ranks->n_started++] = ranks->list[i].pid;
+            ranks->groups[ranks->n_started++] = rank->pid;
     }
     if (null >= 0)
         close(null);

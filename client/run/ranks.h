@@ -15,29 +15,33 @@
 #include "stream.h"
 
 struct rank {
-    unsigned rank;
+    struct place place;
     pid_t pid; /* 0: never started, or reaped */
     bool is_over;
     struct ending ending; /* of a rank that is over */
     struct stream out, err;
-    struct rank_log log;
 };
 
 struct ranks {
     struct rank *list;
-    pid_t *groups; /* of those started */
+    struct rank_log *logs; /* NULL: none */
+    pid_t *groups;         /* of those started */
     unsigned n, n_started, n_over;
 };
 
 /* Where the output goes. Sinks may be NULL (--quiet), and the same. Borrowed. */
 struct ranks_output {
     struct sink *out, *err;
-    const char *dir; /* of the logs, or NULL */
+    stream_show *show; /* NULL: as text, each line after its rank */
+    const char *dir;   /* of the logs, or NULL */
 };
 
-/* n ranks without processes; their logs are created. 0, or -errno with a sentence. */
-int ranks_init(struct ranks *ranks, unsigned n, const struct ranks_output *output, char *error,
-               size_t bytes);
+/*
+ * n ranks without processes; their logs are created. places (borrowed) says which they are; NULL:
+ * all ranks of a job on one host. 0, or -errno with a sentence.
+ */
+int ranks_init(struct ranks *ranks, unsigned n, const struct place *places,
+               const struct ranks_output *output, char *error, size_t bytes);
 void ranks_deinit(struct ranks *ranks);
 
 /* Start all. 0, or -errno with a sentence; those started so far live then. */

@@ -33,6 +33,12 @@ void sink_init(struct sink *sink, int fd)
     }
 }
 
+void sink_init_own(struct sink *sink, int take_fd)
+{
+    *sink = (struct sink){.fd = take_fd, .is_own = true};
+    fcntl(take_fd, F_SETFL, fcntl(take_fd, F_GETFL) | O_NONBLOCK);
+}
+
 void sink_deinit(struct sink *sink)
 {
     if (sink->is_own)
@@ -82,6 +88,16 @@ void sink_push(struct sink *sink, const char *prefix, const char *line, size_t b
     append(sink, line, bytes);
     if (line[bytes - 1] != '\n' && line[bytes - 1] != '\r')
         append(sink, "\n", 1);
+}
+
+bool sink_push_bytes(struct sink *sink, const void *data, size_t bytes)
+{
+    if (sink->error)
+        return true;
+    if (sink->capacity - sink->end < bytes && reserve(sink, bytes) < 0)
+        return false;
+    append(sink, data, bytes);
+    return true;
 }
 
 /* May a write be tried? A borrowed pipe or terminal would block when it is full. */

@@ -24,6 +24,8 @@ struct sink {
 };
 
 void sink_init(struct sink *sink, int fd);
+/* Takes an fd that nobody else shares; it is made non-blocking. */
+void sink_init_own(struct sink *sink, int take_fd);
 void sink_deinit(struct sink *sink);
 
 static inline bool sink_is_empty(const struct sink *sink)
@@ -36,6 +38,9 @@ bool sink_has_room(const struct sink *sink);
 
 /* Queue prefix and line; a line without an end gets a newline. */
 void sink_push(struct sink *sink, const char *prefix, const char *line, size_t bytes);
+
+/* Queue bytes as they are. false: out of memory, nothing was queued. */
+bool sink_push_bytes(struct sink *sink, const void *data, size_t bytes);
 
 /* Write what can be written. 0, or -errno the first time that it fails; the sink is dead then. */
 int sink_flush(struct sink *sink);

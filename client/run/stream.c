@@ -8,32 +8,15 @@
 
 enum { READ_BYTES = 16 * 1024 };
 
-static int write_all(int fd, const char *data, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t n = write(fd, data, bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        data += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
 static void on_line(void *owner, const char *line, size_t bytes)
 {
     struct stream *stream = owner;
-    if (stream->sink)
+    if (stream->sink && stream->show)
+        stream->show(stream, line, bytes);
+    else if (stream->sink)
         sink_push(stream->sink, stream->prefix, line, bytes);
-    if (!stream->log || stream->log->fd < 0)
-        return;
-    int rc = write_all(stream->log->fd, line, bytes);
-    if (rc < 0) {
-        stream->log->error = -rc;
-        rank_log_close(stream->log);
-    }
+    if (stream->log)
+        rank_log_write(stream->log, line, bytes);
 }
 
 void stream_init(struct stream *stream, int take_fd, const char *prefix, struct sink *sink,
@@ -41,6 +24,7 @@ void stream_init(struct stream *stream, int take_fd, const char *prefix, struct 
 {
     stream->fd = take_fd;
     stream->sink = sink;
+    stream->show = NULL;
     stream->log = log;
     snprintf(stream->prefix, sizeof stream->prefix, "%s", prefix);
     lines_init(&stream->lines, on_line, stream);
@@ -100,22 +84,4 @@ void stream_drain(struct stream *stream)
         continue;
     if (stream->fd >= 0)
         end(stream);
-}
-
-int rank_log_open(struct rank_log *log, const char *dir, unsigned rank)
-{
-    log->fd = -1;
-    log->error = 0;
-    int n = snprintf(log->path, sizeof log->path, "%s/rank.%u.log", dir, rank);
-    if (n < 0 || (size_t)n >= sizeof log->path)
-        return -ENAMETOOLONG;
-    log->fd = open(log->path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-    return log->fd < 0 ? -errno : 0;
-}
-
-void rank_log_close(struct rank_log *log)
-{
-    if (log->fd >= 0)
-        close(log->fd);
-    log->fd = -1;
 }

@@ -13,19 +13,19 @@
 #define GRADD_RUN_STREAM_H
 
 #include "lines.h"
+#include "rank_log.h"
 #include "sink.h"
 
-/* A rank's file under --output; both of its streams write to it. */
-struct rank_log {
-    int fd;    /* -1: none, or given up */
-    int error; /* why it was given up: an errno, or 0 */
-    char path[4096];
-};
+struct stream;
+/* Shows one line (see lines.h) of a stream that has a sink. */
+typedef void stream_show(struct stream *stream, const char *line, size_t bytes);
 
 struct stream {
     int fd; /* the pipe's reading end, owned; -1: ended */
     char prefix[16];
     struct sink *sink;    /* borrowed; NULL: not shown */
+    stream_show *show;    /* NULL: prefix and line, as text */
+    unsigned rank, which; /* for show(): whose it is, and 1 or 2 */
     struct rank_log *log; /* borrowed; NULL: not kept */
     struct lines lines;
 };
@@ -41,9 +41,5 @@ bool stream_wants_input(const struct stream *stream);
 void stream_read(struct stream *stream);
 /* Read all that is there, then end the stream, whoever else may still hold the pipe. */
 void stream_drain(struct stream *stream);
-
-/* Create DIR/rank.N.log. 0 or -errno. */
-int rank_log_open(struct rank_log *log, const char *dir, unsigned rank);
-void rank_log_close(struct rank_log *log);
 
 #endif

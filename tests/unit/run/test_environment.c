@@ -23,11 +23,19 @@ static char *inherited[] = {(char *)"PATH=/bin",     (char *)"RANK=9",
                             (char *)"MASTER_PORT=1", (char *)"GRADD_LIBRARY=mine",
                             (char *)"RANKING=first", NULL};
 
+/* Rank r of a job on one host. */
+static char **of_rank(const struct environment *environment, unsigned r)
+{
+    const struct place place = {
+        .rank = r, .local_rank = r, .local_size = environment->n_ranks, .cross_size = 1};
+    return environment_of_rank(environment, &place, inherited);
+}
+
 START_TEST(a_rank_has_its_identity_in_every_launchers_names)
 {
     const struct environment environment = {
-        .socket = "/s", .job = "j", .n_ranks = 4, .master_port = 1234};
-    char **list = environment_of_rank(&environment, 3, inherited);
+        .socket = "/s", .job = "j", .n_ranks = 4, .n_hosts = 1, .master_port = 1234};
+    char **list = of_rank(&environment, 3);
     const char *const expected[][2] = {
         {"GRADD_SOCKET", "/s"},
         {"GRADD_JOB", "j"},
@@ -58,10 +66,50 @@ START_TEST(a_rank_has_its_identity_in_every_launchers_names)
 }
 END_TEST
 
+START_TEST(a_rank_of_several_hosts_knows_its_place)
+{
+    const struct environment environment = {.socket = "/s",
+                                            .job = "j",
+                                            .n_ranks = 5,
+                                            .n_hosts = 3,
+                                            .host_index = 1,
+                                            .coordinator = "10.0.0.1:7001",
+                                            .master_address = "10.0.0.1",
+                                            .master_port = 7002};
+    const struct place place = {
+        .rank = 3, .local_rank = 1, .local_size = 2, .cross_rank = 1, .cross_size = 2};
+    char **list = environment_of_rank(&environment, &place, inherited);
+    const char *const expected[][2] = {
+        {"GRADD_RANK", "3"},         {"GRADD_WORLD_SIZE", "5"},
+        {"GRADD_LOCAL_RANK", "1"},   {"GRADD_LOCAL_SIZE", "2"},
+        {"LOCAL_RANK", "1"},         {"LOCAL_WORLD_SIZE", "2"},
+        {"GROUP_RANK", "1"},         {"GROUP_WORLD_SIZE", "3"},
+        {"MASTER_ADDR", "10.0.0.1"}, {"GRADD_COORDINATOR", "10.0.0.1:7001"},
+        {"MASTER_PORT", "7002"},     {"HOROVOD_LOCAL_SIZE", "2"},
+        {"HOROVOD_CROSS_RANK", "1"}, {"HOROVOD_CROSS_SIZE", "2"},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++)
+        ck_assert_pstr_eq(get(list, expected[i][0]), expected[i][1]);
+    environment_free(list);
+}
+END_TEST
+
+START_TEST(a_coordinator_of_another_launcher_is_not_passed_on)
+{
+    char *stale[] = {(char *)"GRADD_COORDINATOR=old:1", (char *)"PATH=/bin", NULL};
+    const struct environment environment = {.job = "j", .n_ranks = 1, .n_hosts = 1};
+    const struct place place = {.local_size = 1, .cross_size = 1};
+    char **list = environment_of_rank(&environment, &place, stale);
+    ck_assert_ptr_null(get(list, "GRADD_COORDINATOR"));
+    ck_assert_pstr_eq(get(list, "PATH"), "/bin");
+    environment_free(list);
+}
+END_TEST
+
 START_TEST(what_is_not_known_is_left_alone)
 {
     const struct environment environment = {.socket = NULL, .job = "j", .n_ranks = 1};
-    char **list = environment_of_rank(&environment, 0, inherited);
+    char **list = of_rank(&environment, 0);
     ck_assert_ptr_null(get(list, "GRADD_SOCKET"));
     ck_assert_pstr_eq(get(list, "GRADD_LIBRARY"), "mine");
     ck_assert_pstr_eq(get(list, "MASTER_PORT"), "1");
@@ -78,7 +126,7 @@ START_TEST(the_users_exports_win)
                                             .master_port = 5,
                                             .library = "/lib",
                                             .exports = exports};
-    char **list = environment_of_rank(&environment, 0, inherited);
+    char **list = of_rank(&environment, 0);
     ck_assert_pstr_eq(get(list, "MASTER_PORT"), "77");
     ck_assert_pstr_eq(get(list, "NEW"), "v=w");
     ck_assert_pstr_eq(get(list, "PATH"), "/bin");
@@ -110,6 +158,8 @@ int main(void)
 {
     const TTest *const tests[] = {
         a_rank_has_its_identity_in_every_launchers_names,
+        a_rank_of_several_hosts_knows_its_place,
+        a_coordinator_of_another_launcher_is_not_passed_on,
         what_is_not_known_is_left_alone,
         the_users_exports_win,
         exports_may_not_change_who_a_rank_is,

@@ -22,7 +22,7 @@ static int spawn_to(const char *script, int out, pid_t *out_pid)
     struct spawn spawn = {.argv = argv,
                           .envp = environ,
                           .stdio = {0, out, 2},
-                          .keep = {-1, -1},
+                          .keep = {-1, -1, -1},
                           .death_signal = SIGKILL,
                           .mask = &no_signals};
     return process_spawn(&spawn, out_pid);
@@ -57,8 +57,11 @@ END_TEST
 START_TEST(a_command_that_cannot_run_is_an_error_here)
 {
     char *argv[] = {(char *)"/nonexistent/program", NULL};
-    struct spawn spawn = {
-        .argv = argv, .envp = environ, .stdio = {0, 1, 2}, .keep = {-1, -1}, .mask = &no_signals};
+    struct spawn spawn = {.argv = argv,
+                          .envp = environ,
+                          .stdio = {0, 1, 2},
+                          .keep = {-1, -1, -1},
+                          .mask = &no_signals};
     pid_t pid = 0;
     ck_assert_int_eq(process_spawn(&spawn, &pid), -ENOENT);
     argv[0] = (char *)"/etc/passwd";

@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cluster.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "cluster_state.h"
+#include "front.h"
+
+/* More than this much unwritten output is dropped while everything ends and nobody reads. */
+enum { OUTPUT_MAX = 4 * 1024 * 1024 };
+
+double cluster_now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+bool cluster_all(const struct cluster *c, enum remote_state state)
+{
+    for (unsigned i = 0; i < c->hosts->n; i++)
+        if (c->remotes[i].state < state)
+            return false;
+    return true;
+}
+
+static void on_ready(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    if (remote->state != REMOTE_GREETED)
+        return;
+    remote->state = REMOTE_READY;
+    remote->port = m->port;
+    remote->master_port = m->master_port;
+    snprintf(remote->address, sizeof remote->address, "%s", m->text);
+    if (c->state != CLUSTER_PREPARING || !cluster_all(c, REMOTE_READY))
+        return;
+    if (c->args->is_check)
+        cluster_check_begin(c);
+    else
+        cluster_start(c);
+}
+
+static void on_started(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    c->ranks[m->rank].pid = (pid_t)m->pid;
+    cluster_say_verbose(c, "rank %u is pid %u on %s", m->rank, m->pid, remote->host->name);
+}
+
+static void on_output(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    char prefix[HOSTS_NAME_MAX + 32];
+    bool is_daemon = m->rank == FRAME_FROM_DAEMON;
+    struct sink *sink = m->stream == 1 ? c->console.out : c->console.err;
+    if (is_daemon)
+        snprintf(prefix, sizeof prefix, "[gradd@%s] ", remote->host->name);
+    else if (c->args->is_verbose)
+        snprintf(prefix, sizeof prefix, "[%u@%s] ", m->rank, remote->host->name);
+    else
+        snprintf(prefix, sizeof prefix, "[%u] ", m->rank);
+    if ((is_daemon || !c->args->is_quiet) && sink->end - sink->begin < OUTPUT_MAX)
+        sink_push(sink, prefix, m->text, m->text_bytes);
+    if (c->logs && !is_daemon)
+        rank_log_write(&c->logs[m->rank], m->text, m->text_bytes);
+}
+
+static void on_say(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    /* Once everything ends, complaints of other hosts are consequences. */
+    if (c->state < CLUSTER_ENDING || c->args->is_verbose)
+        cluster_say(c, "host %s: %.*s", remote->host->name, (int)m->text_bytes, m->text);
+}
+
+static void on_ending(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    /* Of a rank that failed we have heard already; else the agent has said why. */
+    if (c->verdict.is_open || c->state >= CLUSTER_ENDING)
+        return;
+    c->exit_code = m->code > 0 && m->code < 256 ? (int)m->code : LAUNCH_EXIT_FAILED;
+    cluster_begin_ending(c);
+}
+
+static void on_done(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    remote->state = REMOTE_DONE;
+    sink_deinit(&remote->to);
+    remote->to = (struct sink){.fd = -1};
+}
+
+static void on_exited(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    cluster_on_exited(c, m);
+}
+
+static void on_pong(struct cluster *c, struct remote *remote, const struct message *m)
+{
+    if (c->args->is_check)
+        cluster_check_clock(c, remote, m);
+}
+
+static const struct handler {
+    enum frame_kind kind;
+    bool has_rank; /* that must be one of this host */
+    void (*handle)(struct cluster *c, struct remote *remote, const struct message *m);
+} handlers[] = {
+    {FRAME_READY, false, on_ready},  {FRAME_STARTED, true, on_started},
+    {FRAME_OUTPUT, true, on_output}, {FRAME_SAY, false, on_say},
+    {FRAME_EXITED, true, on_exited}, {FRAME_ENDING, false, on_ending},
+    {FRAME_PONG, false, on_pong},    {FRAME_RESULT, false, cluster_check_result},
+    {FRAME_DONE, false, on_done},
+};
+
+static int handle(struct cluster *c, struct remote *remote, struct frame *frame)
+{
+    struct message m;
+    if (frame_get_message(frame, &m) < 0)
+        return -EPROTO;
+    for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
+        const struct handler *h = &handlers[i];
+        if (h->kind != m.kind)
+            continue;
+        bool is_daemon = m.kind == FRAME_OUTPUT && m.rank == FRAME_FROM_DAEMON;
+        if (h->has_rank && !is_daemon &&
+            (m.rank >= c->n_ranks || c->ranks[m.rank].host != remote->index))
+            return -EPROTO;
+        h->handle(c, remote, &m);
+        return 0;
+    }
+    return -EPROTO;
+}
+
+static void on_nonsense(struct cluster *c, struct remote *remote)
+{
+    cluster_fail(c, remote, LAUNCH_EXIT_FAILED,
+                 "its agent speaks nonsense; is it of another "
+                 "version?");
+    kill(-remote->pid, SIGKILL);
+    inbox_deinit(&remote->from);
+}
+
+static void greet(struct cluster *c, struct remote *remote)
+{
+    char error[512];
+    int rc = remote_greet(remote, error, sizeof error);
+    if (rc < 0) {
+        cluster_fail(c, remote, LAUNCH_EXIT_FAILED, "%s", error);
+        return;
+    }
+    if (rc == 0)
+        return;
+    if (c->state >= CLUSTER_ENDING)
+        return; /* too late: it has been told to end by the end of its input */
+    remote->state = REMOTE_GREETED;
+    cluster_give_job(c, remote);
+}
+
+/* false: nothing came. */
+static bool hear(struct cluster *c, struct remote *remote)
+{
+    struct frame frame;
+    int rc = inbox_read(&remote->from), found = 0;
+    if (rc <= 0) {
+        if (rc < 0) {
+            close(remote->from.fd);
+            remote->from.fd = -1;
+        }
+        return false;
+    }
+    remote->heard_at = cluster_now_s();
+    if (remote->state == REMOTE_CONNECTING)
+        greet(c, remote);
+    while (found >= 0 && remote->state != REMOTE_CONNECTING &&
+           (found = inbox_next(&remote->from, &frame)) > 0)
+        if (handle(c, remote, &frame) < 0)
+            found = -EPROTO;
+    if (found < 0)
+        on_nonsense(c, remote);
+    return found >= 0;
+}
+
+/* Their last words first: they may explain the end. */
+static void collect(struct cluster *c)
+{
+    for (unsigned i = 0; i < c->hosts->n; i++) {
+        struct remote *remote = &c->remotes[i];
+        if (remote->pid <= 0 || !process_poll(remote->pid, &remote->ending))
+            continue;
+        while (hear(c, remote))
+            continue;
+        remote_hear_words(remote);
+        process_reap(remote->pid);
+        remote->pid = 0;
+        cluster_on_gone(c, remote);
+    }
+    /* What a remote shell left behind is ours to reap (subreaper), not to wait for. */
+    for (siginfo_t info = {0};
+         waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid > 0;
+         info = (siginfo_t){0}) {
+        bool is_known = false;
+        for (unsigned i = 0; i < c->hosts->n; i++)
+            is_known |= c->remotes[i].pid == info.si_pid;
+        if (is_known)
+            break; /* ended just now: the next SIGCHLD */
+        waitpid(info.si_pid, NULL, WNOHANG);
+    }
+}
+
+static void send_to_all(struct cluster *c, struct message message)
+{
+    for (unsigned i = 0; i < c->hosts->n; i++)
+        if (cluster_is_listening(&c->remotes[i]))
+            cluster_send(c, &c->remotes[i], message);
+}
+
+static void flush_remotes(struct cluster *c)
+{
+    for (unsigned i = 0; i < c->hosts->n; i++)
+        if (c->remotes[i].to.fd >= 0)
+            sink_flush(&c->remotes[i].to); /* a broken one is noticed by its process's end */
+}
+
+/* The ranks stop with us. */
+static void on_stop(struct cluster *c)
+{
+    send_to_all(c, (struct message){.kind = FRAME_SIGNAL, .signal = SIGSTOP});
+    flush_remotes(c);
+    raise(SIGSTOP);
+    send_to_all(c, (struct message){.kind = FRAME_SIGNAL, .signal = SIGCONT});
+    for (unsigned i = 0; i < c->hosts->n; i++)
+        c->remotes[i].heard_at = cluster_now_s();
+}
+
+static void on_signals(struct cluster *c)
+{
+    struct signalfd_siginfo info;
+    while (read(c->signal_fd, &info, sizeof info) == sizeof info) {
+        switch (info.ssi_signo) {
+        case SIGCHLD:
+            collect(c);
+            break;
+        case SIGTSTP:
+            on_stop(c);
+            break;
+        case SIGUSR1:
+        case SIGUSR2:
+            send_to_all(c, (struct message){.kind = FRAME_SIGNAL, .signal = info.ssi_signo});
+            break;
+        default:
+            cluster_on_end_signal(c, (int)info.ssi_signo);
+        }
+    }
+}
+
+/* Whoever reads our output has gone: let the ranks know, as a pipe would. */
+static void mute(struct cluster *c)
+{
+    const struct sink *sinks[] = {NULL, c->console.out, c->console.err};
+    for (uint32_t i = 1; i <= 2; i++) {
+        if (sinks[i]->error != EPIPE || c->is_muted[i] || c->logs || c->state != CLUSTER_RUNNING)
+            continue;
+        c->is_muted[i] = true;
+        send_to_all(c, (struct message){.kind = FRAME_MUTE, .stream = i});
+    }
+}
+
+static void report_logs(struct cluster *c)
+{
+    for (unsigned i = 0; c->logs && i < c->n_ranks; i++) {
+        if (c->logs[i].error)
+            cluster_say(c, "%s: %s; this rank's log ends here, the job goes on", c->logs[i].path,
+                        strerror(c->logs[i].error));
+        c->logs[i].error = 0;
+    }
+}
+
+static void wait_and_handle(struct cluster *c)
+{
+    unsigned n = c->hosts->n;
+    bool is_hearing = c->state >= CLUSTER_ENDING ||
+                      (sink_has_room(c->console.out) && sink_has_room(c->console.err));
+    struct pollfd *rest = c->polled + 3 * n;
+    for (unsigned i = 0; i < n; i++) {
+        struct remote *remote = &c->remotes[i];
+        struct pollfd *p = c->polled + 3 * i;
+        p[0] = (struct pollfd){is_hearing ? remote->from.fd : -1, POLLIN, 0};
+        p[1] = (struct pollfd){remote->err, POLLIN, 0};
+        p[2] = (struct pollfd){sink_is_empty(&remote->to) || remote->to.error ? -1 : remote->to.fd,
+                               POLLOUT, 0};
+        if (!is_hearing)
+            remote->heard_at = cluster_now_s(); /* it is us who do not listen */
+    }
+    rest[0] = (struct pollfd){c->signal_fd, POLLIN, 0};
+    console_poll(&c->console, rest + 1);
+    if (poll(c->polled, 3 * (nfds_t)n + 3, cluster_poll_ms(c)) < 0)
+        return;
+    for (unsigned i = 0; i < n; i++) {
+        if (c->polled[3 * i].revents)
+            hear(c, &c->remotes[i]);
+        if (c->polled[3 * i + 1].revents)
+            remote_hear_words(&c->remotes[i]);
+    }
+    if (rest[0].revents)
+        on_signals(c);
+}
+
+static void ping(struct cluster *c)
+{
+    if (cluster_now_s() < c->ping_at)
+        return;
+    c->ping_at = cluster_now_s() + AGENT_PING_S;
+    if (!c->args->is_check)
+        send_to_all(c, (struct message){.kind = FRAME_PING});
+}
+
+static void drive(struct cluster *c)
+{
+    cluster_begin(c);
+    while (c->state != CLUSTER_DONE) {
+        cluster_advance(c);
+        ping(c);
+        mute(c);
+        report_logs(c);
+        flush_remotes(c);
+        console_flush(&c->console);
+        if (c->state == CLUSTER_FLUSHING)
+            cluster_advance(c);
+        if (c->state != CLUSTER_DONE)
+            wait_and_handle(c);
+    }
+    console_flush(&c->console);
+}
+
+/* The placed hosts of this run, for the body that front_run() calls. */
+static struct hosts run_hosts;
+
+static int run(const struct args *args, const sigset_t *rank_mask)
+{
+    struct cluster c = {
+        .args = args,
+        .mask = rank_mask,
+        .hosts = &run_hosts,
+        .signal_fd = -1,
+        .timeout_at = INFINITY,
+        .give_up_at = INFINITY,
+        .console = {{{.fd = -1}, {.fd = -1}}},
+    };
+    char error[512];
+    if (cluster_set_up(&c, error, sizeof error) < 0) {
+        fprintf(stderr, "gradrun: %s\n", error);
+        c.exit_code = LAUNCH_EXIT_FAILED;
+    } else {
+        drive(&c);
+    }
+    cluster_tear_down(&c);
+    return c.exit_code;
+}
+
+static int read_hosts(const struct args *args, char *error, size_t bytes)
+{
+    char here[32];
+    snprintf(here, sizeof here, "localhost:%u", args->n_ranks);
+    int rc = args->host_file
+                 ? hosts_read(&run_hosts, args->host_file, error, bytes)
+                 : hosts_parse_list(&run_hosts, args->hosts ? args->hosts : here, error, bytes);
+    return rc < 0 ? rc : hosts_place(&run_hosts, args->n_ranks, error, bytes);
+}
+
+/* All ranks are on this host, so that it is a run like one without hosts. */
+static int run_here(const struct args *args)
+{
+    struct args here = *args;
+    here.n_ranks = hosts_n_ranks(&run_hosts);
+    return front_run(launch_run, &here);
+}
+
+int cluster_main(const struct args *args)
+{
+    char error[512];
+    int code = LAUNCH_EXIT_USAGE;
+    if (read_hosts(args, error, sizeof error) < 0)
+        fprintf(stderr, "gradrun: %s\n", error);
+    else if (run_hosts.n == 1 && host_is_local(&run_hosts.list[0]) && !args->is_check)
+        code = run_here(args);
+    else
+        code = front_run(run, args);
+    hosts_deinit(&run_hosts);
+    return code;
+}
