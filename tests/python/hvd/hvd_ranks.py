@@ -50,15 +50,15 @@ def environment() -> dict[str, str]:
 
 
 def run(program: str | Path, n: int, *arguments: str, settings: tuple[str, ...] = (),
-        timeout_s: int = 120) -> Run:
-    """Run PROGRAM as n ranks to its end, or for timeout_s."""
+        launcher: tuple[str, ...] = (), timeout_s: int = 120) -> Run:
+    """Run PROGRAM (by python LAUNCHER... PROGRAM) as n ranks to its end, or for timeout_s."""
     with tempfile.TemporaryDirectory(prefix="gradd-hvd-") as directory:
         command = [str(BUILD / "client/run/gradrun"), "-np", str(n), "--private", "-q", "-o",
                    directory, "--timeout", str(timeout_s)]
         for setting in (*SETTINGS, *settings):
             command += ["--set", setting]
         ended = subprocess.run(
-            [*command, PYTHON, str(PROGRAMS / program), *arguments], env=environment(), text=True,
+            [*command, PYTHON, *launcher, str(PROGRAMS / program), *arguments], env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             timeout=timeout_s + 30)
         output = []

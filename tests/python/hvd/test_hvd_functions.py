@@ -12,7 +12,8 @@ import re
 import hvd_ranks
 import pytest
 
-PROGRAMS = {"collectives.py": (1, 2, 3), "gradients.py": (1, 2, 3), "training.py": (1, 2, 4)}
+PROGRAMS = {"collectives.py": (1, 2, 3), "gradients.py": (1, 2, 3), "training.py": (1, 2, 4),
+            "elastic.py": (1, 2, 3)}
 
 
 @functools.lru_cache(maxsize=None)
