@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import pytest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import cluster  # noqa: E402
 import harness  # noqa: E402
+import nodes  # noqa: E402
 
 LIMIT_S = 60.0
 
@@ -86,3 +89,12 @@ def world(request: pytest.FixtureRequest, hard_limit: None) -> Iterator[harness.
         for daemon in started.daemons:
             print(f"--- log of gradd {daemon.pid}\n{daemon.log.text()[-6000:]}")
     started.close(is_failed)
+
+
+@pytest.fixture
+def make_cluster(world: harness.World) -> Callable[..., cluster.Cluster]:
+    """Call it with the number of nodes and the daemons' settings."""
+    reason = nodes.why_not()
+    if reason:
+        pytest.skip(reason)
+    return functools.partial(cluster.Cluster, world)

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 from wire import RawConnection
 
@@ -200,8 +200,9 @@ class Trainer:
     """One trainer.py process. call() waits for the reply; send() and reply() are its halves."""
 
     def __init__(self, daemon: "Daemon | None", uid: int | None = None,
-                 environment: dict[str, str] | None = None, n_fds: int | None = None) -> None:
-        command = no_randomisation() + [PYTHON, str(SUPPORT / "trainer.py")]
+                 environment: dict[str, str] | None = None, n_fds: int | None = None,
+                 prefix: Iterable[str] = ()) -> None:
+        command = [*prefix] + no_randomisation() + [PYTHON, str(SUPPORT / "trainer.py")]
         if uid is not None:
             command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] + command
         if n_fds is not None:
@@ -287,10 +288,10 @@ class Trainer:
 
 
 class Daemon:
-    """A gradd of this build on a socket of its own."""
+    """A gradd of this build on a socket of its own. prefix: words before the command."""
 
     def __init__(self, settings: dict[str, Any] | None = None, n_fds: int | None = None,
-                 environment: dict[str, str] | None = None) -> None:
+                 environment: dict[str, str] | None = None, prefix: Iterable[str] = ()) -> None:
         self.home = tempfile.mkdtemp(prefix="gradd-test-")
         self.dir = os.path.join(self.home, "d")
         os.mkdir(self.dir, 0o755)
@@ -298,7 +299,7 @@ class Daemon:
         self.socket = os.path.join(self.dir, "gradd.sock")
         lifeline_read, self.lifeline = os.pipe()
         ready_read, ready_write = os.pipe()
-        command = no_randomisation() + [
+        command = [*prefix] + no_randomisation() + [
             str(GRADD), "--private", self.dir, "--lifeline", str(lifeline_read),
             "--ready-fd", str(ready_write), "--log-level", "debug"]
         # Short, so that the end of a test need not wait for it.
@@ -320,6 +321,7 @@ class Daemon:
             self.destroy()
             raise AssertionError("gradd did not start:\n" + self.log.text())
         self.fds_at_start = fds_of(self.pid)
+        self.n_more_fds = 0  # that may stay: links to other nodes
 
     @property
     def pid(self) -> int:
@@ -375,7 +377,7 @@ class Daemon:
         def is_clean() -> bool:
             self.admin("status")
             return not children_of(self.pid) and \
-                len(fds_of(self.pid)) <= len(self.fds_at_start)
+                len(fds_of(self.pid)) <= len(self.fds_at_start) + self.n_more_fds
 
         try:
             eventually(is_clean, "as many descriptors as at the start, no child")
@@ -414,10 +416,11 @@ class World:
         self.daemons: list[Daemon] = []
         self.trainers: list[Trainer] = []
         self.others: list[subprocess.Popen[Any]] = []
+        self.on_destroy: list[Callable[[], list[str]]] = []  # each returns what is wrong
 
     def daemon(self, *, n_fds: int | None = None, environment: dict[str, str] | None = None,
-               **settings: Any) -> Daemon:
-        daemon = Daemon(settings, n_fds, environment)
+               prefix: Iterable[str] = (), **settings: Any) -> Daemon:
+        daemon = Daemon(settings, n_fds, environment, prefix)
         self.daemons.append(daemon)
         return daemon
 
@@ -494,6 +497,8 @@ class World:
             if SANITIZER_REPORT.search(source.text()):
                 problems.append("a sanitiser or an assertion reported:\n" + source.text()[-6000:])
         problems += adopt_orphans()
+        for function in self.on_destroy:
+            problems += function()
 
 
 def adopt_orphans() -> list[str]:

@@ -43,7 +43,9 @@ def outcome(status: int) -> dict[str, Any]:
 @command
 def init(context: str = "g", job: str | None = None, rank: int = 0, size: int = 0,
          socket: str | None = None, local_rank: int | None = None, local_size: int = 0,
-         timeout_s: float = 0.0) -> dict[str, Any]:
+         timeout_s: float = 0.0, coordinator: str | None = None) -> dict[str, Any]:
+    if coordinator is not None:
+        os.environ["GRADD_COORDINATOR"] = coordinator
     options = api.Options(
         struct_size=ctypes.sizeof(api.Options),
         socket=socket.encode() if socket else None,
@@ -54,6 +56,7 @@ def init(context: str = "g", job: str | None = None, rank: int = 0, size: int = 
     started = time.monotonic()
     result = outcome(lib.gradd_init(ctypes.byref(options), ctypes.byref(g)))
     result["seconds"] = time.monotonic() - started
+    result["at"] = time.time()
     if result["status"] == 0:
         contexts[context] = g
         for name in ("rank", "size", "local_rank", "local_size", "node_rank", "n_nodes", "epoch"):
@@ -324,6 +327,63 @@ def many(n: int, count: int, context: str = "g", dtype: int = api.F32) -> dict[s
         if status != 0:
             return {"done": i, **outcome(status)}
     return {"done": n, "status": 0}
+
+
+def known_input(rank: int, i: int, count: int) -> np.ndarray:
+    """Small whole numbers, so that sums in float32 are exact in any order."""
+    return ((np.arange(count) * 7 + rank * 3 + i * 5) % 11).astype(np.float32)
+
+
+launched: dict[str, list[tuple[int, np.ndarray]]] = {}
+
+
+@command
+def launch(tag: str, n: int = 1, count: int = 1000, registered: bool = True,
+           context: str = "g") -> dict[str, Any]:
+    """Submit n all-reduces of known inputs without waiting; collect() has the ends of all."""
+    g, rank = contexts[context], lib.gradd_rank(contexts[context])
+    ops = launched.setdefault(tag, [])
+    for i in range(n):
+        array, _ = collectives.make_array(lib, g if registered else None, count, api.F32)
+        if array is None:
+            return outcome(-6)
+        array[:] = known_input(rank, i, count)
+        handle = lib.gradd_allreduce_async(
+            g, f"{tag}.{i}".encode(), ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(count), api.F32, api.SUM)
+        if handle < 0:
+            return {"submitted": i, **outcome(handle)}
+        ops.append((handle, array))
+    return {"status": 0}
+
+
+@command
+def first(tag: str, context: str = "g") -> dict[str, Any]:
+    """Wait until one of the launched ops is over; its handle stays."""
+    g = contexts[context]
+    while all(lib.gradd_test(g, handle) == api.STATUS["PENDING"] for handle, _ in launched[tag]):
+        select.select([lib.gradd_fd(g)], [], [], 10.0)
+        lib.gradd_progress(g)
+    return {"status": 0}
+
+
+@command
+def collect(tag: str, size: int = 0, context: str = "g") -> dict[str, Any]:
+    """Wait for all launched ops. What is done must be right; of the rest, the first error."""
+    g = contexts[context]
+    n_ranks = size or lib.gradd_size(g)
+    result: dict[str, Any] = {"status": 0, "error": "", "n_right": 0, "n_wrong": 0, "n_failed": 0}
+    for i, (handle, array) in enumerate(launched.pop(tag)):
+        status = lib.gradd_wait(g, handle, -1.0)
+        if status == 0:
+            want = sum(known_input(r, i, array.size) for r in range(n_ranks))
+            result["n_right" if np.array_equal(array, want) else "n_wrong"] += 1
+        else:
+            result["n_failed"] += 1
+            if result["status"] == 0:
+                result.update(outcome(status), at=time.time())
+    result.setdefault("at", time.time())
+    return result
 
 
 def main() -> None:
