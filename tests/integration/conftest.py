@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import cluster  # noqa: E402
 import harness  # noqa: E402
-import nodes  # noqa: E402
+import netns  # noqa: E402
 
 LIMIT_S = 60.0
 
@@ -94,7 +94,7 @@ def world(request: pytest.FixtureRequest, hard_limit: None) -> Iterator[harness.
 @pytest.fixture
 def make_cluster(world: harness.World) -> Callable[..., cluster.Cluster]:
     """Call it with the number of nodes and the daemons' settings."""
-    reason = nodes.why_not()
+    reason = netns.why_not()
     if reason:
         pytest.skip(reason)
     return functools.partial(cluster.Cluster, world)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gradd on several nodes: a daemon in each namespace of nodes.py, and jobs across them."""
+"""gradd on several nodes: a daemon in each namespace of netns.py, and jobs across them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, Iterable
 
-import nodes
+import netns
 from gradd_ctypes import STATUS
 from harness import REPLY_S, SLOW, Daemon, Trainer, World, eventually, settle
 
@@ -40,7 +40,7 @@ class Cluster:
         self.home = tempfile.mkdtemp(prefix="gradd-nodes-")
         self.key = os.path.join(self.home, "key")
         write_key(self.key, secrets.token_bytes(32).hex())
-        self.network = nodes.Network(n)
+        self.network = netns.Network(n)
         self.nodes = self.network.nodes
         world.on_destroy.append(self.close)
         self.daemons = [self.start_daemon(i) for i in range(n)]

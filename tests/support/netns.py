@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network namespaces as nodes: each has an interface on one bridge, whose cables a test cuts, caps
+and moves.
+
+The bridge lives in a namespace of its own, so that nothing of the machine's own network changes and
+every network may use the same addresses. Names carry the pid of the test run: networks that a killed
+run has left behind are removed by the next one. Needs root and iproute2; why_not() says what is
+missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any
+
+PREFIX = "gradd-"
+NAME = re.compile(r"^gradd-(\d+)-(\d+)-(hub|n\d+)$")
+NETNS_DIR = "/run/netns"
+_numbers = itertools.count()
+_reason: str | None = None
+_is_probed = False
+
+
+class NodesError(Exception):
+    """A command of iproute2 failed."""
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        raise NodesError(f"{' '.join(command)}: exit {result.returncode}: {result.stderr.strip()}")
+    return result.stdout
+
+
+def _names() -> list[str]:
+    try:
+        return [name for name in os.listdir(NETNS_DIR) if NAME.match(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _pids_in(name: str) -> list[int]:
+    """Processes whose network is this namespace."""
+    try:
+        inode = os.stat(os.path.join(NETNS_DIR, name)).st_ino
+    except FileNotFoundError:
+        return []
+    pids = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            if os.stat(f"/proc/{entry}/ns/net").st_ino == inode:
+                pids.append(int(entry))
+        except OSError:
+            pass  # it has ended
+    return pids
+
+
+def _remove(name: str) -> None:
+    for _ in range(50):
+        pids = _pids_in(name)
+        if not pids:
+            break
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def remove_leftovers() -> None:
+    """Networks whose test run lives no more."""
+    for name in _names():
+        match = NAME.match(name)
+        if match and not os.path.exists(f"/proc/{match.group(1)}"):
+            _remove(name)
+
+
+def _probe() -> str | None:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc", "bridge", "nsenter"):
+        if not shutil.which(program):
+            return f"{program} (iproute2, util-linux) is not installed"
+    remove_leftovers()
+    try:
+        with Network(1) as network:
+            network.nodes[0].cap(1000)
+    except NodesError as error:
+        return f"no network namespaces with a bridge and tbf here: {error}"
+    return None
+
+
+def why_not() -> str | None:
+    """Why there can be no nodes here, or None."""
+    global _reason, _is_probed
+    if not _is_probed:
+        _reason, _is_probed = _probe(), True
+    return _reason
+
+
+class Node:
+    """One namespace. Its cable is a veth pair: eth0 here, `port` on the hub."""
+
+    def __init__(self, network: "Network", index: int) -> None:
+        self.network = network
+        self.index = index
+        self.name = f"node{index}"
+        self.namespace = f"{network.tag}-n{index}"
+        self.address = f"10.77.0.{index + 1}"
+        self.port = f"p{index}"
+
+    @property
+    def prefix(self) -> list[str]:
+        """Put before a command: it then runs on this node, under the same pid."""
+        return ["nsenter", f"--net={NETNS_DIR}/{self.namespace}", "--"]
+
+    def popen(self, command: list[str], **how: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(self.prefix + command, **how)
+
+    def run(self, *command: str) -> str:
+        return _run(*self.prefix, *command)
+
+    def pids(self) -> list[int]:
+        return _pids_in(self.namespace)
+
+    def signal(self, number: int) -> list[int]:
+        """To every process of the node; their pids."""
+        pids = self.pids()
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        return pids
+
+    # ------------------------------------------------------------ the cable
+
+    def cap(self, mbit: float) -> None:
+        """So many Mbit/s each way, as a port of that speed would have."""
+        # A burst holds what the kernel's timer lets pass between two ticks, and one large packet.
+        burst = max(65536, int(mbit * 1e6 / 8 / 250))
+        for namespace, device in self._ends():
+            _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf",
+                 "rate", f"{int(mbit * 1000)}kbit", "burst", str(burst), "latency", "50ms")
+
+    def drop_sent(self) -> None:
+        """What the node sends is lost; what others send to it arrives."""
+        self._drop(*self._ends()[0])
+
+    def drop_received(self) -> None:
+        """What others send to the node is lost."""
+        self._drop(*self._ends()[1])
+
+    def uncap(self) -> None:
+        """Ends cap() and drop_...()."""
+        for namespace, device in self._ends():
+            subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"],
+                           capture_output=True)
+
+    def link_down(self) -> None:
+        """The cable is pulled at the hub: no carrier, both ways dead."""
+        _run("ip", "-n", self.network.hub, "link", "set", self.port, "down")
+
+    def link_up(self) -> None:
+        _run("ip", "-n", self.network.hub, "link", "set", self.port, "up")
+
+    def move_to(self, bridge: int) -> None:
+        """Nodes on different bridges (0, 1) cannot reach each other: a partition."""
+        _run("ip", "-n", self.network.hub, "link", "set", self.port, "master", f"br{bridge}")
+
+    def _ends(self) -> list[tuple[str, str]]:
+        return [(self.namespace, "eth0"), (self.network.hub, self.port)]
+
+    @staticmethod
+    def _drop(namespace: str, device: str) -> None:
+        # No packet fits into a bucket of ten bytes.
+        _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf",
+             "rate", "8bit", "burst", "10b", "limit", "10b")
+
+    def sent_bytes(self, pid: int) -> int:
+        """Sent over eth0 so far; pid is any process of the node."""
+        with open(f"/proc/{pid}/net/dev") as file:
+            for line in file:
+                name, _, numbers = line.partition(":")
+                if name.strip() == "eth0":
+                    return int(numbers.split()[8])
+        return 0
+
+
+class Network:
+    """n nodes on a bridge. A context manager; also removed at the end of the interpreter."""
+
+    def __init__(self, n: int) -> None:
+        self.tag = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self.hub = self.tag + "-hub"
+        self.nodes = [Node(self, i) for i in range(n)]
+        atexit.register(self.close)
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        _run("ip", "netns", "add", self.hub)
+        for bridge in ("br0", "br1"):
+            _run("ip", "-n", self.hub, "link", "add", bridge, "type", "bridge")
+            _run("ip", "-n", self.hub, "link", "set", bridge, "up")
+        for node in self.nodes:
+            _run("ip", "netns", "add", node.namespace)
+            _run("ip", "-n", node.namespace, "link", "set", "lo", "up")
+            _run("ip", "-n", self.hub, "link", "add", node.port, "type", "veth", "peer", "name",
+                 "eth0", "netns", node.namespace)
+            _run("ip", "-n", self.hub, "link", "set", node.port, "master", "br0", "up")
+            _run("ip", "-n", node.namespace, "addr", "add", node.address + "/24", "dev", "eth0")
+            _run("ip", "-n", node.namespace, "link", "set", "eth0", "up")
+
+    def heal(self) -> None:
+        """All cables whole, at full speed, on one bridge."""
+        for node in self.nodes:
+            node.uncap()
+            node.link_up()
+            node.move_to(0)
+
+    def partition(self, *others: Node) -> None:
+        """These nodes on one side, the rest on the other."""
+        for node in others:
+            node.move_to(1)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        for name in [node.namespace for node in self.nodes] + [self.hub]:
+            if os.path.exists(os.path.join(NETNS_DIR, name)):
+                _remove(name)
+
+    def __enter__(self) -> "Network":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
