@@ -9,11 +9,16 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/backend/net/net.h"
+#include "worker/coordinator.h"
+#include "worker/follower.h"
+#include "worker/mesh.h"
 
 enum {
     /* The daemon watches the process itself and knows better how it ended: wait that long. */
     LOST_GRACE_MS = 200,
     ENTRIES_PER_RANK = 4, /* ops waiting or owed, as a multiple of max_in_flight */
+    BATCH_MAX = 256,      /* ops; what nodes execute as one must fit into a frame */
 };
 
 static const uint64_t ms = 1000000, second = 1000000000;
@@ -21,31 +26,130 @@ static const uint64_t ms = 1000000, second = 1000000000;
 static void on_stall_timer(void *data);
 static void on_lost_timer(void *data);
 static void on_exec_flush(void *data);
+static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n);
+static void on_mesh_up(void *data);
+static void on_mesh_lost(void *data, uint32_t node, const char *text);
 
-struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size)
+static const struct mesh_ops mesh_ops = {.on_up = on_mesh_up, .on_lost = on_mesh_lost};
+
+static void describe_member(const struct epoch *epoch, const struct member *member, char *text,
+                            size_t bytes)
+{
+    const char *node = epoch->layout ? epoch->layout->nodes[member->node].name : epoch->setup->node;
+    snprintf(text, bytes, "rank %u (node %.40s, pid %d)", member->rank, node, member->pid);
+}
+
+static void describe_to_plan(const struct epoch *epoch, const struct member *member)
+{
+    char text[96];
+    describe_member(epoch, member, text, sizeof text);
+    if (epoch->plan)
+        plan_describe_rank(epoch->plan, member->rank, text);
+}
+
+static const struct exec_ops exec_ops_single = {.on_flush = on_exec_flush};
+static const struct exec_ops exec_ops_coordinator = {.on_flush = on_exec_flush,
+                                                     .on_batch = on_exec_batch};
+
+static struct plan_op *next_of_plan(void *data)
+{
+    return plan_next(data);
+}
+
+static void done_to_plan(void *data, struct plan_op *op)
+{
+    plan_op_done(data, op);
+}
+
+static struct plan_op *next_of_follower(void *data)
+{
+    return follower_next(data);
+}
+
+static void done_to_follower(void *data, struct plan_op *op)
+{
+    follower_op_done(data, op);
+}
+
+/* The ranks of other nodes, as the coordinator's plan sees them. */
+static void add_remote_members(struct epoch *epoch)
+{
+    const struct layout *layout = epoch->layout;
+    for (uint32_t rank = 0; rank < epoch->size; rank++) {
+        if (layout->node_of[rank] == layout->node_rank)
+            continue;
+        struct member *member = &epoch->members[epoch->n_members++];
+        member_init_remote(member, epoch, rank);
+        describe_to_plan(epoch, member);
+    }
+}
+
+/* Who decides what runs: the plan here, or the coordinator's elsewhere. */
+static bool open_order(struct epoch *epoch)
+{
+    const struct epoch_setup *setup = epoch->setup;
+    const struct layout *layout = epoch->layout;
+    struct exec_source source = {.batch_max = BATCH_MAX, .batch_bytes = setup->fusion_bytes};
+    if (layout && layout->node_rank != 0) {
+        epoch->follower = follower_new(epoch);
+        source.next = next_of_follower;
+        source.done = done_to_follower;
+        source.data = epoch->follower;
+        source.batch_max = SIZE_MAX; /* the coordinator has cut them */
+        source.batch_bytes = UINT64_MAX;
+    } else {
+        const struct plan_limits limits = {
+            .max_entries = setup->max_in_flight * ENTRIES_PER_RANK,
+            .stall_warn_ns = setup->stall_warn_ns,
+            .op_timeout_ns = setup->op_timeout_ns,
+        };
+        epoch->plan = plan_new(epoch->label, epoch->size, &limits);
+        source.next = next_of_plan;
+        source.done = done_to_plan;
+        source.data = epoch->plan;
+    }
+    if (!source.data)
+        return false;
+    if (epoch->plan && layout) {
+        epoch->coordinator = coordinator_new(epoch);
+        if (!epoch->coordinator)
+            return false;
+        add_remote_members(epoch);
+    }
+    epoch->exec = exec_new(&source, layout ? &exec_ops_coordinator : &exec_ops_single, epoch);
+    return epoch->exec;
+}
+
+struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size,
+                        uint32_t n_local, struct layout *take_layout)
 {
     struct epoch *epoch = calloc(1, sizeof *epoch);
-    if (!epoch)
+    if (!epoch) {
+        layout_free(take_layout);
         return NULL;
+    }
     epoch->setup = setup;
     epoch->number = number;
     epoch->size = size;
+    epoch->n_local = n_local;
+    epoch->layout = take_layout;
     snprintf(epoch->label, sizeof epoch->label, "job %s", setup->job);
-    const struct plan_limits limits = {
-        .max_entries = setup->max_in_flight * ENTRIES_PER_RANK,
-        .stall_warn_ns = setup->stall_warn_ns,
-        .op_timeout_ns = setup->op_timeout_ns,
-    };
     epoch->members = calloc(size, sizeof *epoch->members);
-    epoch->plan = plan_new(epoch->label, size, &limits);
-    epoch->exec = epoch->plan ? exec_new(epoch->plan, setup->backend_ops, setup->backend,
-                                         on_exec_flush, epoch)
-                              : NULL;
     epoch->stall_timer = watch_timer(setup->loop, on_stall_timer, epoch);
     epoch->lost_timer = watch_timer(setup->loop, on_lost_timer, epoch);
-    if (!epoch->members || !epoch->exec || !epoch->stall_timer || !epoch->lost_timer) {
+    if (!epoch->members || !epoch->stall_timer || !epoch->lost_timer || !open_order(epoch)) {
         epoch_free(epoch);
         return NULL;
+    }
+    if (!epoch->layout) {
+        exec_set_backend(epoch->exec, setup->backend_ops, setup->backend, NULL);
+    } else {
+        epoch->mesh = mesh_new(setup->loop, epoch->layout, &mesh_ops, epoch);
+        if (!epoch->mesh) {
+            epoch_free(epoch);
+            return NULL;
+        }
+        mesh_start(epoch->mesh);
     }
     return epoch;
 }
@@ -54,60 +158,199 @@ void epoch_free(struct epoch *epoch)
 {
     if (!epoch)
         return;
-    for (uint32_t i = 0; epoch->members && i < epoch->n_added; i++)
+    mesh_free(epoch->mesh);
+    if (epoch->net)
+        backend_net.free(epoch->net);
+    for (uint32_t i = 0; epoch->members && i < epoch->n_members; i++)
         member_deinit(&epoch->members[i]);
     exec_free(epoch->exec);
     plan_free(epoch->plan);
+    coordinator_free(epoch->coordinator);
+    follower_free(epoch->follower);
     watch_free(epoch->stall_timer);
     watch_free(epoch->lost_timer);
     free(epoch->members);
+    layout_free(epoch->layout);
     free(epoch);
-}
-
-static void describe_member(const struct epoch *epoch, const struct member *member, char *text,
-                            size_t bytes)
-{
-    snprintf(text, bytes, "rank %u (node %.40s, pid %d)", member->rank, epoch->setup->node,
-             member->pid);
 }
 
 int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int take_fd)
 {
-    bool is_taken = who->rank >= epoch->size || epoch->n_added == epoch->size;
-    for (uint32_t i = 0; i < epoch->n_added; i++)
-        is_taken |= epoch->members[i].rank == who->rank;
-    if (is_taken) {
+    const struct layout *layout = epoch->layout;
+    bool is_wrong = who->rank >= epoch->size || epoch->n_added == epoch->n_local ||
+                    epoch->n_members == epoch->size ||
+                    (layout && layout->node_of[who->rank] != layout->node_rank);
+    for (uint32_t i = 0; i < epoch->n_members; i++)
+        is_wrong |= epoch->members[i].rank == who->rank;
+    if (is_wrong) {
         close(take_fd);
         return -EINVAL;
     }
-    struct member *member = &epoch->members[epoch->n_added];
+    struct member *member = &epoch->members[epoch->n_members];
     int rc = member_init(member, epoch, who->rank, take_fd);
     if (rc < 0)
         return rc;
+    epoch->n_members++;
     epoch->n_added++;
     member->local_rank = who->local_rank;
     member->pid = who->pid;
     member->uid = who->uid;
+    member->node = layout ? layout->node_rank : 0;
     snprintf(member->source, sizeof member->source, "%s", who->source);
-    char text[96];
-    describe_member(epoch, member, text, sizeof text);
-    plan_describe_rank(epoch->plan, member->rank, text);
+    describe_to_plan(epoch, member);
+    if (!layout || epoch->net)
+        member_start(member);
     return 0;
+}
+
+/* ------------------------------------------------------------------ several nodes */
+
+static void link_lost(struct epoch *epoch, uint32_t node, const char *text)
+{
+    if (!epoch->is_retired && !epoch->failure.status)
+        epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node, text);
+}
+
+static void on_mesh_lost(void *data, uint32_t node, const char *text)
+{
+    link_lost(data, node, text);
+}
+
+static void on_net_lost(void *data, uint32_t node, const char *text)
+{
+    struct epoch *epoch = data;
+    if (!epoch->coordinator || !epoch_node_has_left(epoch, node))
+        link_lost(epoch, node, text);
+}
+
+static struct link *take_link(struct epoch *epoch, uint32_t node, uint32_t stream)
+{
+    const struct layout *layout = epoch->layout;
+    int fd = mesh_take(epoch->mesh, node, stream);
+    if (fd < 0)
+        return NULL;
+    return layout->encrypt_data ? link_tls_new(fd, layout->secret, node < layout->node_rank)
+                                : link_tcp_new(fd);
+}
+
+/* The links become the backend's, which owns them even when this fails. */
+static bool open_net(struct epoch *epoch)
+{
+    const struct layout *layout = epoch->layout;
+    struct link **links = calloc((size_t)layout->n_nodes * NET_STREAMS_MAX, sizeof(*links));
+    if (!links)
+        return false;
+    for (uint32_t node = 0; node < layout->n_nodes; node++)
+        for (uint32_t stream = 0; stream < layout->ring_streams; stream++)
+            links[node * NET_STREAMS_MAX + stream] = take_link(epoch, node, stream);
+    const struct net_setup setup = {
+        .loop = epoch->setup->loop,
+        .node_rank = layout->node_rank,
+        .n_nodes = layout->n_nodes,
+        .ring_streams = layout->ring_streams,
+        .links = links,
+        .wire = layout->wire,
+        .on_lost = on_net_lost,
+        .data = epoch,
+    };
+    const char *text = "";
+    epoch->net = net_new(&setup, &text);
+    free(links);
+    if (!epoch->net)
+        log_error("worker", "%s: %s", epoch->label, text);
+    return epoch->net;
+}
+
+static bool open_negotiation(struct epoch *epoch)
+{
+    if (epoch->follower)
+        return follower_attach(epoch->follower, mesh_take(epoch->mesh, 0, MESH_NEGOTIATION)) == 0;
+    for (uint32_t node = 1; node < epoch->layout->n_nodes; node++)
+        if (coordinator_attach(epoch->coordinator, node,
+                               mesh_take(epoch->mesh, node, MESH_NEGOTIATION)) < 0)
+            return false;
+    return true;
+}
+
+static void on_mesh_up(void *data)
+{
+    struct epoch *epoch = data;
+    if (!open_net(epoch) || !open_negotiation(epoch)) {
+        link_lost(epoch, epoch->layout->node_rank, "no memory for the links between nodes");
+        return;
+    }
+    exec_set_backend(epoch->exec, &backend_net, epoch->net, epoch->layout->node_of);
+    for (uint32_t i = 0; i < epoch->n_members; i++)
+        member_start(&epoch->members[i]);
+    epoch->setup->on_links_up(epoch->setup->data, epoch->number);
+}
+
+void epoch_link_arrived(struct epoch *epoch, uint32_t from_node, uint32_t stream, int take_fd)
+{
+    if (epoch->mesh && !epoch->net)
+        mesh_arrived(epoch->mesh, from_node, stream, take_fd);
+    else
+        close(take_fd);
+}
+
+int epoch_submit(struct epoch *epoch, struct member *member, uint32_t set, const char *name,
+                 const struct signature *signature, struct request *request, const char **out_text)
+{
+    if (epoch->follower)
+        return follower_submit(epoch->follower, member, set, name, signature, request, out_text);
+    return plan_submit(epoch->plan, member->rank, set, name, signature, request, clock_now_ns(),
+                       out_text);
+}
+
+uint32_t epoch_set_ranks(const struct epoch *epoch, uint32_t set, const uint32_t **out_ranks)
+{
+    return epoch->follower ? follower_set_ranks(epoch->follower, set, out_ranks)
+                           : plan_set_ranks(epoch->plan, set, out_ranks);
+}
+
+struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t node)
+{
+    for (uint32_t i = 0; i < epoch->n_members; i++) {
+        struct member *member = &epoch->members[i];
+        if (member->is_remote && member->rank == rank && member->node == node)
+            return member;
+    }
+    return NULL;
+}
+
+bool epoch_node_has_left(const struct epoch *epoch, uint32_t node)
+{
+    for (uint32_t i = 0; i < epoch->n_members; i++)
+        if (epoch->members[i].node == node && epoch->members[i].state != MEMBER_LEFT)
+            return false;
+    return true;
+}
+
+static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
+{
+    struct epoch *epoch = data;
+    if (epoch->coordinator)
+        coordinator_execute(epoch->coordinator, ops, n);
 }
 
 /* ------------------------------------------------------------------ turns */
 
 static void flush_members(struct epoch *epoch)
 {
-    for (uint32_t i = 0; i < epoch->n_added; i++)
+    for (uint32_t i = 0; i < epoch->n_members; i++)
         member_flush(&epoch->members[i]);
+    if (epoch->coordinator)
+        coordinator_flush(epoch->coordinator);
+    if (epoch->follower)
+        follower_flush(epoch->follower);
 }
 
 /* Something waits: look at it when it would become late, and every second while it is. */
 static void watch_stalls(struct epoch *epoch)
 {
-    if ((plan_n_waiting(epoch->plan) == 0 && epoch->n_stalled == 0) ||
-        watch_is_armed(epoch->stall_timer))
+    bool is_waiting = (epoch->plan && plan_n_waiting(epoch->plan) > 0) || epoch->n_stalled > 0 ||
+                      exec_has_starved(epoch->exec);
+    if (!is_waiting || watch_is_armed(epoch->stall_timer))
         return;
     uint64_t delay = second;
     const uint64_t warn = epoch->setup->stall_warn_ns, timeout = epoch->setup->op_timeout_ns;
@@ -153,7 +396,7 @@ struct stall_report {
 /* The member of a rank, or NULL. */
 static const struct member *find_member(const struct epoch *epoch, uint32_t rank)
 {
-    for (uint32_t i = 0; i < epoch->n_added; i++)
+    for (uint32_t i = 0; i < epoch->n_members; i++)
         if (epoch->members[i].rank == rank)
             return &epoch->members[i];
     return NULL;
@@ -188,7 +431,11 @@ static void on_stall_timer(void *data)
 {
     struct epoch *epoch = data;
     struct stall_report report = {.epoch = epoch};
-    plan_check(epoch->plan, clock_now_ns(), on_stall, &report);
+    const uint64_t now = clock_now_ns();
+    if (epoch->plan)
+        plan_check(epoch->plan, now, on_stall, &report);
+    exec_check(epoch->exec, now, epoch->setup->stall_warn_ns, epoch->setup->op_timeout_ns, on_stall,
+               &report);
     epoch_turn(epoch);
     if (report.has_new || report.n_stalled != epoch->n_stalled) {
         epoch->n_stalled = report.n_stalled;
@@ -205,10 +452,23 @@ static void announce_failure(struct epoch *epoch)
     if (!epoch->failure.status || epoch->failure.is_announced || !exec_is_idle(epoch->exec))
         return;
     epoch->failure.is_announced = true;
-    for (uint32_t i = 0; i < epoch->n_added; i++)
+    for (uint32_t i = 0; i < epoch->n_members; i++)
         member_push_failed(&epoch->members[i], epoch->number, epoch->failure.status,
                            epoch->failure.text, epoch->failure.rank, epoch->failure.pid);
     flush_members(epoch);
+}
+
+/* What waits for a rank, for data or for another node ends now. */
+static void fail_waiting(struct epoch *epoch, int status, const char *text)
+{
+    if (epoch->plan)
+        plan_fail_all(epoch->plan, status, text);
+    if (epoch->follower)
+        follower_fail_all(epoch->follower, status, text);
+    exec_abort(epoch->exec, status, text);
+    if (epoch->net)
+        net_abort(epoch->net, status, text);
+    exec_turn(epoch->exec);
 }
 
 void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int pid)
@@ -228,14 +488,20 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
                                   .rank = rank,
                                   .pid = pid},
              "failed: %s", text); /* the daemon logs it for the operator */
-    plan_fail_all(epoch->plan, status, text);
-    exec_abort(epoch->exec, status, text);
-    exec_turn(epoch->exec);
-    for (uint32_t i = 0; i < epoch->n_added; i++)
+    fail_waiting(epoch, status, text);
+    for (uint32_t i = 0; i < epoch->n_members; i++)
         if (epoch->members[i].state == MEMBER_ENDED)
             epoch->members[i].state = MEMBER_LOST;
     flush_members(epoch);
     announce_failure(epoch);
+}
+
+/* Nobody is left here, nor, on the coordinator, elsewhere. */
+static void check_over(struct epoch *epoch)
+{
+    if (epoch->n_gone == epoch->n_local &&
+        (epoch->n_remote_left == epoch->n_members - epoch->n_added || epoch->failure.status))
+        epoch->setup->on_over(epoch->setup->data);
 }
 
 /* The member's connection is over and what it has sent has been taken. */
@@ -245,8 +511,21 @@ static void member_is_gone(struct epoch *epoch, struct member *member, enum memb
     member_disconnect(member, state);
     epoch->n_gone++;
     epoch->setup->on_member_gone(epoch->setup->data, epoch->number, member, status, text);
-    if (epoch->n_gone == epoch->n_added && epoch->n_added == epoch->size)
-        epoch->setup->on_over(epoch->setup->data);
+    check_over(epoch);
+}
+
+void epoch_on_rank_left(struct epoch *epoch, struct member *member, const char *text)
+{
+    if (member->is_remote && member->state == MEMBER_ACTIVE) {
+        member->state = MEMBER_LEFT;
+        epoch->n_remote_left++;
+        check_over(epoch);
+    }
+    if (epoch->plan)
+        plan_rank_left(epoch->plan, member->rank, GRADD_ERR_RANK_LOST, text);
+    else
+        follower_rank_left(epoch->follower, member->rank, text);
+    epoch_turn(epoch);
 }
 
 /* "D", "S", "Z", … of a process, or 0 when there is none. */
@@ -281,7 +560,7 @@ static void describe_loss(const struct epoch *epoch, const struct member *member
 static void on_lost_timer(void *data)
 {
     struct epoch *epoch = data;
-    for (uint32_t i = 0; i < epoch->n_added; i++) {
+    for (uint32_t i = 0; i < epoch->n_members; i++) {
         struct member *member = &epoch->members[i];
         if (member->state != MEMBER_ENDED)
             continue;
@@ -300,8 +579,7 @@ void epoch_on_member_closed(struct epoch *epoch, struct member *member, const ch
         describe_member(epoch, member, who, sizeof who);
         snprintf(text, sizeof text, "%s has left the job", who);
         member_is_gone(epoch, member, MEMBER_LEFT, GRADD_OK, "");
-        plan_rank_left(epoch->plan, member->rank, GRADD_ERR_RANK_LOST, text);
-        epoch_turn(epoch);
+        epoch_on_rank_left(epoch, member, text);
         return;
     }
     describe_loss(epoch, member, reason, text, sizeof text);
@@ -319,15 +597,13 @@ void epoch_retire(struct epoch *epoch)
 {
     if (epoch->is_retired)
         return;
-    for (uint32_t i = 0; i < epoch->n_added; i++)
+    for (uint32_t i = 0; i < epoch->n_members; i++)
         if (epoch->members[i].conn)
             conn_drain(epoch->members[i].conn);
     epoch->is_retired = true;
     exec_turn(epoch->exec);
-    plan_fail_all(epoch->plan, GRADD_ERR_RANK_LOST, "the job has begun another epoch");
-    exec_abort(epoch->exec, GRADD_ERR_RANK_LOST, "the job has begun another epoch");
-    exec_turn(epoch->exec);
-    for (uint32_t i = 0; i < epoch->n_added; i++) {
+    fail_waiting(epoch, GRADD_ERR_RANK_LOST, "the job has begun another epoch");
+    for (uint32_t i = 0; i < epoch->n_members; i++) {
         member_flush(&epoch->members[i]);
         member_disconnect(&epoch->members[i], epoch->members[i].state);
     }

@@ -12,8 +12,13 @@
 #define GRADD_EPOCH_H
 
 #include "worker/exec.h"
+#include "worker/layout.h"
 #include "worker/member.h"
 #include "worker/plan/plan.h"
+
+struct coordinator;
+struct follower;
+struct mesh;
 
 /* What epochs of one worker share; outlives them. */
 struct epoch_setup {
@@ -26,7 +31,10 @@ struct epoch_setup {
     char node[256];
     uint32_t max_in_flight;
     uint64_t stall_warn_ns, op_timeout_ns;
+    uint64_t fusion_bytes;
     /* Told to the daemon; data is the worker's. */
+    void (*on_links_up)(void *data, uint64_t epoch);
+    void (*on_link_lost)(void *data, uint64_t epoch, uint32_t node, const char *text);
     void (*on_member_gone)(void *data, uint64_t epoch, const struct member *member, int status,
                            const char *text);
     void (*on_stall)(void *data, uint64_t epoch, uint32_t n_stalled, const char *text);
@@ -37,15 +45,24 @@ struct epoch_setup {
 struct epoch {
     const struct epoch_setup *setup;
     uint64_t number;
-    uint32_t size, n_added, n_gone;
-    char label[288]; /* how sentences begin: "job train7" */
-    struct plan *plan;
+    uint32_t size;
+    uint32_t n_local, n_added, n_gone; /* ranks of this node: expected, added, gone */
+    uint32_t n_members;                /* local ones and, on the coordinator, remote ones */
+    uint32_t n_remote_left;
+    char label[288];   /* how sentences begin: "job train7" */
+    struct plan *plan; /* NULL on a node that follows */
     struct exec *exec;
-    struct member *members; /* [size], by local rank */
-    struct {                /* how the epoch ended */
-        int status;         /* 0: it has not failed */
-        bool is_announced;  /* members were told, after the last op that still ran */
-        int rank, pid;      /* culprit, or -1 */
+    struct member *members; /* [size]: n_members are used, in order of coming */
+    /* On several nodes; all NULL on one. */
+    struct layout *layout;
+    struct mesh *mesh;               /* until the links stand */
+    struct backend *net;             /* from then on */
+    struct coordinator *coordinator; /* on node 0 */
+    struct follower *follower;       /* elsewhere */
+    struct {                         /* how the epoch ended */
+        int status;                  /* 0: it has not failed */
+        bool is_announced;           /* members were told, after the last op that still ran */
+        int rank, pid;               /* culprit, or -1 */
         char text[512];
     } failure;
     bool is_retired;
@@ -56,8 +73,10 @@ struct epoch {
     struct epoch *next;       /* in the worker's list of retired ones */
 };
 
-/* NULL: out of memory. */
-struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size);
+/* take_layout: owned from here on, even on failure; NULL: all ranks are on this node. NULL: out of
+ * memory. */
+struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size,
+                        uint32_t n_local, struct layout *take_layout);
 /* epoch_is_idle() must hold. NULL-safe. */
 void epoch_free(struct epoch *epoch);
 
@@ -68,6 +87,22 @@ struct epoch_member {
 };
 /* take_fd is owned. 0, or -EINVAL (a rank twice, or beyond the size), -ENOMEM. */
 int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int take_fd);
+
+/* A data connection from another node; take_fd is owned. */
+void epoch_link_arrived(struct epoch *epoch, uint32_t from_node, uint32_t stream, int take_fd);
+
+/* Like plan_submit(), wherever the plan is. */
+int epoch_submit(struct epoch *epoch, struct member *member, uint32_t set, const char *name,
+                 const struct signature *signature, struct request *request, const char **out_text);
+/* Ranks of a process set; 0 when there is no such set. */
+uint32_t epoch_set_ranks(const struct epoch *epoch, uint32_t set, const uint32_t **out_ranks);
+
+/* On the coordinator: the rank of that node, or NULL. */
+struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t node);
+/* The rank submits nothing more; text says who. */
+void epoch_on_rank_left(struct epoch *epoch, struct member *member, const char *text);
+/* On the coordinator: all ranks of that node have left in order. */
+bool epoch_node_has_left(const struct epoch *epoch, uint32_t node);
 
 /* Run what became ready and send what there is to say. */
 void epoch_turn(struct epoch *epoch);

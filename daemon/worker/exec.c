@@ -22,9 +22,12 @@ struct run {
     struct backend_part *parts;
     _Atomic uint64_t *nonfinite; /* as many as parts */
     uint32_t parts_capacity;
-    uint64_t done; /* elements */
+    uint64_t done;       /* elements */
+    uint64_t starved_ns; /* since when, while RUN_STARVED */
+    bool is_stalled;     /* reported by exec_check() */
     enum run_state state;
     TAILQ_ENTRY(run) link; /* startable, starved or spare */
+    SLIST_ENTRY(run) in_all;
 };
 TAILQ_HEAD(run_list, run);
 
@@ -33,39 +36,51 @@ struct batch {
     struct exec *exec;
     size_t capacity;
     SLIST_ENTRY(batch) link; /* while spare */
+    SLIST_ENTRY(batch) in_all;
 };
 
 struct exec {
-    struct plan *plan;
-    const struct backend_ops *backend_ops;
-    struct backend *backend;
-    void (*on_flush)(void *data);
+    struct exec_source source;
+    const struct exec_ops *ops;
     void *data;
+    const struct backend_ops *backend_ops;
+    struct backend *backend; /* NULL: not yet */
+    const uint32_t *node_of;
+    struct plan_op **batch_ops; /* scratch for on_batch() */
+    size_t batch_ops_capacity;
     struct run_list startable, starved, spare;
     size_t n_startable, n_running;
-    SLIST_HEAD(, batch) spare_batches;
+    SLIST_HEAD(, batch) spare_batches, all_batches;
+    SLIST_HEAD(, run) all_runs;
     bool is_turning;
     int aborted; /* exec_abort(): a status for runs that starve from now on */
     char abort_text[512];
     struct exec_stats stats;
 };
 
-struct exec *exec_new(struct plan *plan, const struct backend_ops *ops, struct backend *backend,
-                      void (*on_flush)(void *data), void *data)
+struct exec *exec_new(const struct exec_source *source, const struct exec_ops *ops, void *data)
 {
     struct exec *exec = calloc(1, sizeof *exec);
     if (!exec)
         return NULL;
-    exec->plan = plan;
-    exec->backend_ops = ops;
-    exec->backend = backend;
-    exec->on_flush = on_flush;
+    exec->source = *source;
+    exec->ops = ops;
     exec->data = data;
     TAILQ_INIT(&exec->startable);
     TAILQ_INIT(&exec->starved);
     TAILQ_INIT(&exec->spare);
     SLIST_INIT(&exec->spare_batches);
+    SLIST_INIT(&exec->all_batches);
+    SLIST_INIT(&exec->all_runs);
     return exec;
+}
+
+void exec_set_backend(struct exec *exec, const struct backend_ops *ops, struct backend *backend,
+                      const uint32_t *node_of)
+{
+    exec->backend_ops = ops;
+    exec->backend = backend;
+    exec->node_of = node_of;
 }
 
 void exec_free(struct exec *exec)
@@ -73,18 +88,19 @@ void exec_free(struct exec *exec)
     if (!exec)
         return;
     struct run *run;
-    while ((run = TAILQ_FIRST(&exec->spare))) {
-        TAILQ_REMOVE(&exec->spare, run, link);
+    while ((run = SLIST_FIRST(&exec->all_runs))) {
+        SLIST_REMOVE_HEAD(&exec->all_runs, in_all);
         free(run->parts);
         free((void *)run->nonfinite);
         free(run);
     }
     struct batch *batch;
-    while ((batch = SLIST_FIRST(&exec->spare_batches))) {
-        SLIST_REMOVE_HEAD(&exec->spare_batches, link);
+    while ((batch = SLIST_FIRST(&exec->all_batches))) {
+        SLIST_REMOVE_HEAD(&exec->all_batches, in_all);
         free(batch->base.ops);
         free(batch);
     }
+    free(exec->batch_ops);
     free(exec);
 }
 
@@ -135,11 +151,11 @@ static void tell_alltoall(struct plan_op *op, uint64_t *counts)
 {
     for (uint32_t to = 0; to < op->n_ranks; to++) {
         struct request *request = op->parts[to].request;
-        for (uint32_t from = 0; from < op->n_ranks; from++) {
-            /* Requests before `to` are released, but not reused before this op is over. */
-            const struct request *sender = op->parts[from].request;
-            counts[from] = sender->part.counts[to];
-        }
+        if (!request)
+            continue; /* on another node */
+        /* Requests before `to` are released, but not reused before this op is over. */
+        for (uint32_t from = 0; from < op->n_ranks; from++)
+            counts[from] = op->parts[from].counts[to];
         note_lateness(&request->member->stats, op, &op->parts[to]);
         member_complete(request, GRADD_OK, "",
                         &(struct request_result){.counts = counts, .n_counts = op->n_ranks});
@@ -206,7 +222,7 @@ static void end_run(struct exec *exec, struct run *run, int status, const char *
     } else {
         tell_parts(op, status, text, NULL);
     }
-    plan_op_done(exec->plan, op);
+    exec->source.done(exec->source.data, op);
     TAILQ_INSERT_HEAD(&exec->spare, run, link);
 }
 
@@ -219,6 +235,8 @@ static void set_state(struct exec *exec, struct run *run, enum run_state state)
         TAILQ_INSERT_TAIL(&exec->startable, run, link);
         exec->n_startable++;
     } else if (state == RUN_STARVED) {
+        run->starved_ns = clock_now_ns();
+        run->is_stalled = false;
         TAILQ_INSERT_TAIL(&exec->starved, run, link);
     }
 }
@@ -262,9 +280,8 @@ static const char *check_capacity(const struct plan_op *op, char *text, size_t b
     for (uint32_t to = 0; to < op->n_ranks; to++) {
         uint64_t sum = 0;
         for (uint32_t from = 0; from < op->n_ranks; from++) {
-            const struct request *request = op->parts[from].request;
             uint64_t n = op->signature.kind == GRADD_ALLGATHER ? op->parts[from].count
-                                                               : request->part.counts[to];
+                                                               : op->parts[from].counts[to];
             if (__builtin_add_overflow(sum, n, &sum))
                 sum = UINT64_MAX;
         }
@@ -282,12 +299,14 @@ static const char *check_capacity(const struct plan_op *op, char *text, size_t b
 static struct run *run_new(struct exec *exec, uint32_t n_ranks)
 {
     struct run *run = TAILQ_FIRST(&exec->spare);
-    if (run)
+    if (run) {
         TAILQ_REMOVE(&exec->spare, run, link);
-    else
+    } else {
         run = calloc(1, sizeof *run);
-    if (!run)
-        return NULL;
+        if (!run)
+            return NULL;
+        SLIST_INSERT_HEAD(&exec->all_runs, run, in_all);
+    }
     if (run->parts_capacity < n_ranks) {
         struct backend_part *parts = realloc(run->parts, n_ranks * sizeof *parts);
         if (!parts) {
@@ -314,15 +333,45 @@ static uint32_t index_of_rank(const struct plan_op *op, int32_t rank)
     return 0;
 }
 
+/* The requests' own counts, so that nobody has to ask whether a rank is on this node. */
+static void take_counts(struct plan_op *op)
+{
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        const struct request *request = op->parts[i].request;
+        if (request)
+            op->parts[i].counts = request->part.counts;
+    }
+}
+
+static void fill_run_parts(struct exec *exec, struct run *run, struct plan_op *op)
+{
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        struct request *request = op->parts[i].request;
+        struct backend_part *part = &run->parts[i];
+        *part = request ? request->part : (struct backend_part){0};
+        part->count = op->parts[i].count;
+        part->counts = op->parts[i].counts;
+        part->node = exec->node_of ? exec->node_of[op->ranks[i]] : 0;
+        if (!request)
+            continue;
+        request->run = run;
+        if (request->check_finite)
+            run->op.nonfinite = run->nonfinite;
+    }
+    for (uint32_t i = 0; run->op.nonfinite && i < op->n_ranks; i++)
+        atomic_store_explicit(&run->nonfinite[i], 0, memory_order_relaxed);
+}
+
 static void open_run(struct exec *exec, struct plan_op *op)
 {
     char text[400];
+    take_counts(op);
     const char *wrong = check_capacity(op, text, sizeof text);
     struct run *run = wrong ? NULL : run_new(exec, op->n_ranks);
     if (!run) {
         tell_parts(op, wrong ? GRADD_ERR_INVALID : GRADD_ERR_NO_MEMORY,
                    wrong ? wrong : "the worker has no memory for this op", NULL);
-        plan_op_done(exec->plan, op);
+        exec->source.done(exec->source.data, op);
         return;
     }
     const struct signature *s = &op->signature;
@@ -340,17 +389,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
         .parts = run->parts,
         .counts = s->counts,
     };
-    for (uint32_t i = 0; i < op->n_ranks; i++) {
-        struct request *request = op->parts[i].request;
-        run->parts[i] = request ? request->part : (struct backend_part){0};
-        if (!request)
-            continue;
-        request->run = run;
-        if (request->check_finite)
-            run->op.nonfinite = run->nonfinite;
-    }
-    for (uint32_t i = 0; run->op.nonfinite && i < op->n_ranks; i++)
-        atomic_store_explicit(&run->nonfinite[i], 0, memory_order_relaxed);
+    fill_run_parts(exec, run, op);
     queue_run(exec, run);
 }
 
@@ -361,12 +400,14 @@ static void on_batch_done(void *data, struct backend_batch *base);
 static struct batch *batch_new(struct exec *exec, size_t n_ops)
 {
     struct batch *batch = SLIST_FIRST(&exec->spare_batches);
-    if (batch)
+    if (batch) {
         SLIST_REMOVE_HEAD(&exec->spare_batches, link);
-    else
+    } else {
         batch = calloc(1, sizeof *batch);
-    if (!batch)
-        return NULL;
+        if (!batch)
+            return NULL;
+        SLIST_INSERT_HEAD(&exec->all_batches, batch, in_all);
+    }
     if (batch->capacity < n_ops) {
         struct backend_op **ops = realloc(batch->base.ops, n_ops * sizeof(*ops));
         if (!ops) {
@@ -381,6 +422,23 @@ static struct batch *batch_new(struct exec *exec, size_t n_ops)
     batch->base.done = on_batch_done;
     batch->base.data = exec;
     return batch;
+}
+
+/* Tell who wants to know what runs as one batch. */
+static void announce_batch(struct exec *exec, const struct backend_batch *batch)
+{
+    if (!exec->ops->on_batch)
+        return;
+    if (exec->batch_ops_capacity < batch->n_ops) {
+        struct plan_op **ops = realloc(exec->batch_ops, batch->n_ops * sizeof(*ops));
+        if (!ops)
+            return; /* the epoch will fail for want of memory elsewhere */
+        exec->batch_ops = ops;
+        exec->batch_ops_capacity = batch->n_ops;
+    }
+    for (size_t i = 0; i < batch->n_ops; i++)
+        exec->batch_ops[i] = ((struct run *)batch->ops[i])->plan_op;
+    exec->ops->on_batch(exec->data, exec->batch_ops, batch->n_ops);
 }
 
 static void start_batch(struct exec *exec)
@@ -403,6 +461,7 @@ static void start_batch(struct exec *exec)
     if (!batch)
         return;
     exec->stats.batches++;
+    announce_batch(exec, &batch->base);
     exec->backend_ops->run(exec->backend, &batch->base);
 }
 
@@ -437,25 +496,40 @@ static void on_batch_done(void *data, struct backend_batch *base)
     if (exec->is_turning)
         return; /* exec_turn() goes on */
     exec_turn(exec);
-    exec->on_flush(exec->data);
+    exec->ops->on_flush(exec->data);
+}
+
+/* Take what the source gives, up to the end of a batch. Returns how many. */
+static size_t take_ops(struct exec *exec)
+{
+    struct plan_op *op;
+    size_t n = 0;
+    uint64_t bytes = 0;
+    while (exec->n_startable < exec->source.batch_max && bytes < exec->source.batch_bytes &&
+           (op = exec->source.next(exec->source.data))) {
+        n++;
+        bytes += op->signature.count * dtype_bytes(op->signature.dtype);
+        if (op->status == GRADD_OK) {
+            open_run(exec, op);
+        } else {
+            tell_parts(op, op->status, op->text, NULL);
+            exec->source.done(exec->source.data, op);
+        }
+    }
+    return n;
 }
 
 void exec_turn(struct exec *exec)
 {
-    struct plan_op *op;
+    if (!exec->backend)
+        return;
+    size_t n;
     exec->is_turning = true;
     do {
-        while ((op = plan_next(exec->plan))) {
-            if (op->status == GRADD_OK) {
-                open_run(exec, op);
-            } else {
-                tell_parts(op, op->status, op->text, NULL);
-                plan_op_done(exec->plan, op);
-            }
-        }
+        n = take_ops(exec);
         if (exec->n_startable > 0)
             start_batch(exec);
-    } while (exec->n_startable > 0);
+    } while (n > 0 || exec->n_startable > 0);
     exec->is_turning = false;
 }
 
@@ -466,6 +540,95 @@ void exec_feed(struct exec *exec, void *data)
         return;
     TAILQ_REMOVE(&exec->starved, run, link);
     set_state(exec, run, RUN_STARTABLE);
+}
+
+bool exec_has_starved(const struct exec *exec)
+{
+    return !TAILQ_EMPTY(&exec->starved);
+}
+
+/* Whose data is missing, whose is there; the arrays hold n_ranks each. */
+static void split_ranks(const struct run *run, uint32_t *missing, uint32_t *present,
+                        struct plan_stall *stall)
+{
+    const struct plan_op *op = run->plan_op;
+    stall->n_missing = stall->n_present = 0;
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        const struct request *request = op->parts[i].request;
+        if (request && request->ready <= run->done)
+            missing[stall->n_missing++] = op->ranks[i];
+        else
+            present[stall->n_present++] = op->ranks[i];
+    }
+    stall->missing = missing;
+    stall->present = present;
+}
+
+static void end_late(struct exec *exec, struct run *run, const struct plan_stall *stall)
+{
+    char text[400];
+    snprintf(
+        text, sizeof text,
+        "\"%.200s\": rank %u%s stopped copying its data to the worker for %.3g s (op_timeout_s)",
+        stall->name, stall->missing[0], stall->n_missing > 1 ? " and others" : "",
+        (double)stall->waited_ns / 1e9);
+    TAILQ_REMOVE(&exec->starved, run, link);
+    end_run(exec, run, GRADD_ERR_TIMEOUT, text);
+}
+
+/* What a starved op waits for; the array belongs to the caller. False: it is not late, or no
+ * memory. */
+static bool describe_stall(const struct run *run, uint64_t now_ns, uint64_t stall_warn_ns,
+                           struct plan_stall *stall, uint32_t **out_ranks)
+{
+    *stall = (struct plan_stall){
+        .name = run->plan_op->name,
+        .kind = run->plan_op->signature.kind,
+        .waited_ns = now_ns - run->starved_ns,
+        .is_new = !run->is_stalled,
+    };
+    if (stall->waited_ns < stall_warn_ns)
+        return false;
+    *out_ranks = calloc(run->plan_op->n_ranks, 2 * sizeof **out_ranks);
+    if (!*out_ranks)
+        return false;
+    split_ranks(run, *out_ranks, *out_ranks + run->plan_op->n_ranks, stall);
+    return true;
+}
+
+void exec_check(struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns, uint64_t op_timeout_ns,
+                plan_stall_fn *on_stall, void *data)
+{
+    struct run *run, *next;
+    for (run = TAILQ_FIRST(&exec->starved); run; run = next) {
+        struct plan_stall stall;
+        uint32_t *ranks;
+        next = TAILQ_NEXT(run, link);
+        if (stall_warn_ns && describe_stall(run, now_ns, stall_warn_ns, &stall, &ranks)) {
+            run->is_stalled = true;
+            on_stall(data, &stall);
+            free(ranks);
+        }
+        if (op_timeout_ns && describe_stall(run, now_ns, op_timeout_ns, &stall, &ranks)) {
+            end_late(exec, run, &stall);
+            free(ranks);
+        }
+    }
+}
+
+void exec_list_stalls(const struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns,
+                      plan_stall_fn *on_stall, void *data)
+{
+    const struct run *run;
+    TAILQ_FOREACH(run, &exec->starved, link)
+    {
+        struct plan_stall stall;
+        uint32_t *ranks;
+        if (!stall_warn_ns || !describe_stall(run, now_ns, stall_warn_ns, &stall, &ranks))
+            continue;
+        on_stall(data, &stall);
+        free(ranks);
+    }
 }
 
 void exec_abort(struct exec *exec, int status, const char *text)

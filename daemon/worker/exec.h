@@ -19,9 +19,27 @@ struct exec_stats {
     double wait_us, run_us; /* means over recent ops */
 };
 
-/* on_flush is called when ops have ended outside exec_turn(). NULL: out of memory. */
-struct exec *exec_new(struct plan *plan, const struct backend_ops *ops, struct backend *backend,
-                      void (*on_flush)(void *data), void *data);
+/* Where ops come from and go back to: a plan, or what a coordinator has sent. */
+struct exec_source {
+    struct plan_op *(*next)(void *data); /* NULL: none now, or the end of a batch */
+    void (*done)(void *data, struct plan_op *op);
+    void *data;
+    size_t batch_max;     /* ops that run as one at most */
+    uint64_t batch_bytes; /* bytes after which a batch takes no further op */
+};
+
+struct exec_ops {
+    /* Ops have ended outside exec_turn(): send what was queued. */
+    void (*on_flush)(void *data);
+    /* These ops are about to run as one batch. NULL: nobody wants to know. */
+    void (*on_batch)(void *data, struct plan_op *const *ops, size_t n);
+};
+
+/* ops is borrowed for good. NULL: out of memory. */
+struct exec *exec_new(const struct exec_source *source, const struct exec_ops *ops, void *data);
+/* Until then nothing runs. node_of, by rank, NULL: all ranks are here. Both are borrowed. */
+void exec_set_backend(struct exec *exec, const struct backend_ops *ops, struct backend *backend,
+                      const uint32_t *node_of);
 /* Nothing may be running. NULL-safe. */
 void exec_free(struct exec *exec);
 
@@ -31,6 +49,16 @@ void exec_turn(struct exec *exec);
 void exec_feed(struct exec *exec, void *run);
 /* Fail every op that has started but waits for a rank's data: the rank will not come back. */
 void exec_abort(struct exec *exec, int status, const char *text);
+/*
+ * Report ops that have started but wait for a rank's data for stall_warn, as plan_check() reports
+ * those that wait for a rank; fail those that waited op_timeout. 0: never.
+ */
+void exec_check(struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns, uint64_t op_timeout_ns,
+                plan_stall_fn *on_stall, void *data);
+/* The same stalls for statistics: nothing fails, nothing counts as reported. */
+void exec_list_stalls(const struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns,
+                      plan_stall_fn *on_stall, void *data);
+bool exec_has_starved(const struct exec *exec);
 bool exec_is_idle(const struct exec *exec);
 const struct exec_stats *exec_stats(const struct exec *exec);
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/coordinator.h"
 #include "worker/epoch.h"
 #include "worker/exec.h"
 
@@ -20,13 +21,37 @@ int member_init(struct member *member, struct epoch *epoch, uint32_t rank, int t
 {
     *member = (struct member){.epoch = epoch, .state = MEMBER_ENDED, .rank = rank};
     SLIST_INIT(&member->spare);
+    SLIST_INIT(&member->all);
     region_table_init(&member->regions, epoch->setup->chores, epoch->setup->quota);
     member->conn = conn_new(epoch->setup->loop, take_fd, QUEUE_BYTES, &member_conn_ops, member);
     if (!member->conn)
         return -ENOMEM;
     conn_set_manual_flush(member->conn);
+    conn_pause(member->conn);
     member->state = MEMBER_ACTIVE;
     return 0;
+}
+
+void member_init_remote(struct member *member, struct epoch *epoch, uint32_t rank)
+{
+    const struct layout *layout = epoch->layout;
+    *member = (struct member){
+        .epoch = epoch,
+        .state = MEMBER_ACTIVE,
+        .is_remote = true,
+        .rank = rank,
+        .node = layout->node_of[rank],
+        .local_rank = layout->local_rank[rank],
+        .pid = layout->pids[rank],
+    };
+    SLIST_INIT(&member->spare);
+    SLIST_INIT(&member->all);
+}
+
+void member_start(struct member *member)
+{
+    if (member->conn)
+        conn_resume(member->conn);
 }
 
 void member_disconnect(struct member *member, enum member_state state)
@@ -44,8 +69,8 @@ void member_deinit(struct member *member)
 {
     member_disconnect(member, member->state);
     struct request *request;
-    while ((request = SLIST_FIRST(&member->spare))) {
-        SLIST_REMOVE_HEAD(&member->spare, link);
+    while ((request = SLIST_FIRST(&member->all))) {
+        SLIST_REMOVE_HEAD(&member->all, in_all);
         free(request->counts);
         free(request);
     }
@@ -56,17 +81,20 @@ void member_deinit(struct member *member)
 static struct request *request_new(struct member *member, uint64_t id)
 {
     struct request *request = SLIST_FIRST(&member->spare);
-    if (request)
+    if (request) {
         SLIST_REMOVE_HEAD(&member->spare, link);
-    else
+    } else {
         request = calloc(1, sizeof *request);
-    if (!request)
-        return NULL;
+        if (!request)
+            return NULL;
+        SLIST_INSERT_HEAD(&member->all, request, in_all);
+    }
     *request = (struct request){
         .member = member,
         .id = id,
         .counts = request->counts,
         .counts_capacity = request->counts_capacity,
+        .in_all = request->in_all,
     };
     member->stats.in_flight++;
     return request;
@@ -83,19 +111,36 @@ static void request_release(struct request *request)
     SLIST_INSERT_HEAD(&member->spare, request, link);
 }
 
-static bool request_copy_counts(struct request *request, const Pb__Submit *submit)
+static bool request_copy_counts(struct request *request, const uint64_t *from, size_t n)
 {
-    if (submit->n_counts > request->counts_capacity) {
-        uint64_t *counts = realloc(request->counts, submit->n_counts * sizeof *counts);
+    if (n > request->counts_capacity) {
+        uint64_t *counts = realloc(request->counts, n * sizeof *counts);
         if (!counts)
             return false;
         request->counts = counts;
-        request->counts_capacity = submit->n_counts;
+        request->counts_capacity = n;
     }
-    if (submit->n_counts)
-        memcpy(request->counts, submit->counts, submit->n_counts * sizeof *submit->counts);
+    if (n)
+        memcpy(request->counts, from, n * sizeof *from);
     request->part.counts = request->counts;
     return true;
+}
+
+struct request *member_remote_request(struct member *member, uint64_t id,
+                                      const Pb__RemoteSubmit *submit)
+{
+    struct request *request = request_new(member, id);
+    if (!request)
+        return NULL;
+    if (!request_copy_counts(request, submit->counts, submit->n_counts)) {
+        request_release(request);
+        return NULL;
+    }
+    request->part.count = submit->count;
+    request->ready = submit->count;
+    request->check_finite = submit->check_finite;
+    request->bytes = submit->count * dtype_bytes(submit->dtype);
+    return request;
 }
 
 /* ------------------------------------------------------------------ replies */
@@ -162,7 +207,10 @@ void member_complete(struct request *request, int status, const char *text,
     } else {
         member->stats.ops_failed++;
     }
-    if (status != GRADD_OK || result) {
+    if (member->is_remote) {
+        if (status != GRADD_OK) /* else its node completes it */
+            coordinator_refuse(member->epoch->coordinator, member, request->id, status, text);
+    } else if (status != GRADD_OK || result) {
         push_completion(member, request->id, status, text, result);
     } else {
         if (member->n_done == MEMBER_DONE_MAX)
@@ -274,7 +322,7 @@ static void buffer_counts(const struct member *member, const Pb__Submit *submit,
                           uint64_t *out_out)
 {
     const uint32_t *ranks;
-    uint32_t n = plan_set_ranks(member->epoch->plan, submit->set, &ranks);
+    uint32_t n = epoch_set_ranks(member->epoch, submit->set, &ranks);
     *out_in = submit->count;
     *out_out = submit->count;
     switch (submit->kind) {
@@ -301,7 +349,9 @@ static void buffer_counts(const struct member *member, const Pb__Submit *submit,
 static bool request_pin(struct request *request, const Pb__Submit *submit, const char **out_text)
 {
     struct member *member = request->member;
-    bool may_stream = submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST;
+    /* Between nodes a chunk can not wait for one trainer's copying: data comes whole. */
+    bool may_stream = !member->epoch->layout &&
+                      (submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST);
     uint64_t n_in, n_out, in_bytes, out_bytes, size = dtype_bytes(submit->dtype);
     buffer_counts(member, submit, &n_in, &n_out);
     if (__builtin_mul_overflow(n_in, size, &in_bytes) ||
@@ -345,7 +395,7 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
     if (member->stats.in_flight > epoch->setup->max_in_flight) {
         status = GRADD_ERR_NO_MEMORY;
         text = "is one more than max_in_flight allows on one rank";
-    } else if (!request_copy_counts(request, submit)) {
+    } else if (!request_copy_counts(request, submit->counts, submit->n_counts)) {
         status = GRADD_ERR_NO_MEMORY;
         text = "found no memory in the worker";
     } else if (!request_pin(request, submit, &text)) {
@@ -372,8 +422,7 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
             request->is_streamed = true;
             HASH_ADD(hh, member->streamed, id, sizeof request->id, request);
         }
-        status = plan_submit(epoch->plan, member->rank, submit->set, submit->name, &signature,
-                             request, clock_now_ns(), &text);
+        status = epoch_submit(epoch, member, submit->set, submit->name, &signature, request, &text);
     } else {
         snprintf(sentence, sizeof sentence, "%s: \"%.200s\": the op of rank %u %s", epoch->label,
                  submit->name, member->rank, text);

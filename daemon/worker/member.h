@@ -36,10 +36,14 @@ struct request {
     void *run;                             /* exec's, once the op is ready */
     struct region *in_region, *out_region; /* pinned */
     uint64_t bytes;
+    uint64_t remote_id; /* on a node that does not coordinate: what the coordinator calls it */
+    const char *name;   /* the same: the follower's */
+    UT_hash_handle hh_remote;
     uint64_t *counts;
     size_t counts_capacity;
     UT_hash_handle hh;         /* while streamed: by id */
     SLIST_ENTRY(request) link; /* while spare */
+    SLIST_ENTRY(request) in_all;
 };
 
 struct member_stats {
@@ -57,10 +61,12 @@ struct member {
     uint32_t rank, local_rank, uid;
     int pid;
     char source[64];
-    struct conn *conn; /* NULL: over */
+    bool is_remote;    /* on the coordinator: the rank of another node; no connection, no regions */
+    uint32_t node;     /* index of its node in the job */
+    struct conn *conn; /* NULL: over, or remote */
     struct region_table regions;
     struct request *streamed;
-    SLIST_HEAD(, request) spare;
+    SLIST_HEAD(, request) spare, all;
     uint64_t done_ids[MEMBER_DONE_MAX]; /* successes not sent yet */
     size_t n_done;
     struct member_stats stats;
@@ -68,9 +74,17 @@ struct member {
 
 /* take_fd is owned. 0 or -ENOMEM (then the member has state MEMBER_ENDED). */
 int member_init(struct member *member, struct epoch *epoch, uint32_t rank, int take_fd);
+/* A rank of another node, as the coordinator sees it. */
+void member_init_remote(struct member *member, struct epoch *epoch, uint32_t rank);
 void member_deinit(struct member *member);
+/* Read what the trainer sends: not before the epoch can take it. */
+void member_start(struct member *member);
 /* End the connection and give up the regions; state says why. Idempotent. */
 void member_disconnect(struct member *member, enum member_state state);
+
+/* On the coordinator: a remote member's request, known to its node by this id. NULL: no memory. */
+struct request *member_remote_request(struct member *member, uint64_t id,
+                                      const Pb__RemoteSubmit *submit);
 
 /* What a completion says besides its status. */
 struct request_result {

@@ -57,6 +57,22 @@ static void on_stall(void *data, uint64_t epoch, uint32_t n_stalled, const char 
     push(data, PB__ENVELOPE__BODY_STALL_NOTICE, &notice);
 }
 
+static void on_links_up(void *data, uint64_t epoch)
+{
+    Pb__LinksUp up = PB__LINKS_UP__INIT;
+    up.epoch = epoch;
+    push(data, PB__ENVELOPE__BODY_LINKS_UP, &up);
+}
+
+static void on_link_lost(void *data, uint64_t epoch, uint32_t node, const char *text)
+{
+    Pb__LinkLost lost = PB__LINK_LOST__INIT;
+    lost.epoch = epoch;
+    lost.node = node;
+    lost.text = (char *)text;
+    push(data, PB__ENVELOPE__BODY_LINK_LOST, &lost);
+}
+
 /* ------------------------------------------------------------------ epochs */
 
 /* Free the retired epochs of which nothing runs any more. */
@@ -94,7 +110,7 @@ static void on_over(void *data)
 {
     struct worker *worker = data;
     const struct epoch *epoch = worker->epoch;
-    if (epoch && epoch->n_gone == epoch->size)
+    if (epoch && epoch->n_gone == epoch->n_local)
         loop_defer(worker->loop, retire_epoch, worker);
     loop_defer(worker->loop, sweep, worker);
 }
@@ -103,7 +119,10 @@ static void on_epoch_begin(struct worker *worker, struct wire_frame *frame)
 {
     const Pb__EpochBegin *begin = frame->envelope->epoch_begin;
     retire_epoch(worker);
-    worker->epoch = epoch_new(&worker->setup, begin->epoch, begin->size);
+    struct layout *layout = begin->layout ? layout_new(begin->layout) : NULL;
+    worker->epoch = !begin->layout || layout ? epoch_new(&worker->setup, begin->epoch, begin->size,
+                                                         begin->n_local, layout)
+                                             : NULL;
     if (!worker->epoch)
         log_error("worker", "job %s: no memory for epoch %llu of %u ranks", worker->setup.job,
                   (unsigned long long)begin->epoch, begin->size);
@@ -127,13 +146,23 @@ static void on_add_member(struct worker *worker, struct wire_frame *frame)
         log_error("worker", "job %s: rank %u could not be added", worker->setup.job, add->rank);
 }
 
+static void on_link_arrived(struct worker *worker, struct wire_frame *frame)
+{
+    const Pb__LinkArrived *arrived = frame->envelope->link_arrived;
+    if (frame->n_fds != 1 || !worker->epoch || worker->epoch->number != arrived->epoch)
+        return;
+    int fd = frame->fds[0];
+    frame->fds[0] = -1;
+    epoch_link_arrived(worker->epoch, arrived->from_node, arrived->stream, fd);
+}
+
 static void on_epoch_abort(struct worker *worker, struct wire_frame *frame)
 {
     const Pb__EpochAbort *abort = frame->envelope->epoch_abort;
     if (!worker->epoch || worker->epoch->number != abort->epoch)
         return;
     /* What the trainer sent before it died counts. */
-    for (uint32_t i = 0; i < worker->epoch->n_added; i++)
+    for (uint32_t i = 0; i < worker->epoch->n_members; i++)
         if (worker->epoch->members[i].conn)
             conn_drain(worker->epoch->members[i].conn);
     epoch_fail(worker->epoch, -(int)abort->code, abort->text, abort->rank, abort->pid);
@@ -158,6 +187,7 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
     setup->max_in_flight = configure->max_in_flight ? configure->max_in_flight : 16384;
     setup->stall_warn_ns = ms_to_ns(configure->stall_warn_ms);
     setup->op_timeout_ns = ms_to_ns(configure->op_timeout_ms);
+    setup->fusion_bytes = configure->fusion_bytes ? configure->fusion_bytes : UINT64_MAX;
     worker->quota.limit_bytes = configure->memory_bytes ? configure->memory_bytes : UINT64_MAX;
     if (!setup->backend) {
         const char *text = "";
@@ -197,6 +227,7 @@ static const struct {
     {PB__ENVELOPE__BODY_CONFIGURE, on_configure},
     {PB__ENVELOPE__BODY_EPOCH_BEGIN, on_epoch_begin},
     {PB__ENVELOPE__BODY_ADD_MEMBER, on_add_member},
+    {PB__ENVELOPE__BODY_LINK_ARRIVED, on_link_arrived},
     {PB__ENVELOPE__BODY_EPOCH_ABORT, on_epoch_abort},
     {PB__ENVELOPE__BODY_STATS_REQUEST, on_stats_request},
 };
@@ -213,7 +244,7 @@ static void on_closed(void *owner, struct conn *conn, const char *reason)
     struct worker *worker = owner;
     conn_free(conn);
     worker->daemon = NULL;
-    if (worker->epoch && worker->epoch->n_added < worker->epoch->size)
+    if (worker->epoch && worker->epoch->n_added < worker->epoch->n_local)
         retire_epoch(worker); /* it will never be complete */
     sweep(worker);
 }
@@ -239,6 +270,8 @@ struct worker *worker_new(struct loop *loop, int take_fd)
         .quota = &worker->quota,
         .on_member_gone = on_member_gone,
         .on_stall = on_stall,
+        .on_links_up = on_links_up,
+        .on_link_lost = on_link_lost,
         .on_over = on_over,
         .data = worker,
     };

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/coordinator.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "worker/epoch.h"
+#include "worker/follower.h"
+
+enum { QUEUE_BYTES = 64 * 1024 * 1024 };
+
+struct node {
+    struct coordinator *coordinator;
+    uint32_t index;
+    struct conn *conn; /* NULL: not attached, or over */
+    char **names;      /* by id - 1 */
+    uint32_t n_names, names_capacity;
+};
+
+struct coordinator {
+    struct epoch *epoch;
+    struct node *nodes; /* [n_nodes]; [0] is this node and unused */
+    uint64_t seq;       /* of the last ExecuteBatch */
+};
+
+static const struct conn_ops node_conn_ops;
+
+struct coordinator *coordinator_new(struct epoch *epoch)
+{
+    struct coordinator *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->epoch = epoch;
+    c->nodes = calloc(epoch->layout->n_nodes, sizeof *c->nodes);
+    if (!c->nodes) {
+        free(c);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < epoch->layout->n_nodes; i++)
+        c->nodes[i] = (struct node){.coordinator = c, .index = i};
+    return c;
+}
+
+static void node_deinit(struct node *node)
+{
+    conn_free(node->conn);
+    for (uint32_t i = 0; i < node->n_names; i++)
+        free(node->names[i]);
+    free(node->names);
+}
+
+void coordinator_free(struct coordinator *c)
+{
+    if (!c)
+        return;
+    for (uint32_t i = 0; i < c->epoch->layout->n_nodes; i++)
+        node_deinit(&c->nodes[i]);
+    free(c->nodes);
+    free(c);
+}
+
+int coordinator_attach(struct coordinator *c, uint32_t index, int take_fd)
+{
+    struct node *node = &c->nodes[index];
+    node->conn = conn_new(c->epoch->setup->loop, take_fd, QUEUE_BYTES, &node_conn_ops, node);
+    if (!node->conn)
+        return -ENOMEM;
+    conn_set_manual_flush(node->conn);
+    return 0;
+}
+
+void coordinator_flush(struct coordinator *c)
+{
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
+        if (c->nodes[i].conn)
+            conn_flush(c->nodes[i].conn);
+}
+
+static void push(struct node *node, Pb__Envelope__BodyCase body_case, void *body)
+{
+    if (!node->conn)
+        return;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    envelope.body_case = body_case;
+    envelope.execute_batch = body; /* the members of the union are all pointers */
+    conn_push(node->conn, &envelope);
+}
+
+/* ------------------------------------------------------------------ to the nodes */
+
+/* Everything that one ExecuteBatch points to, in a few blocks. */
+struct batch_memory {
+    Pb__Execute *ops;
+    Pb__Execute **op_pointers;
+    Pb__ExecutePart *parts;
+    Pb__ExecutePart **part_pointers;
+};
+
+static void batch_memory_free(struct batch_memory *m)
+{
+    free(m->ops);
+    free(m->op_pointers);
+    free(m->parts);
+    free(m->part_pointers);
+}
+
+static bool batch_memory_new(struct batch_memory *m, struct plan_op *const *ops, size_t n)
+{
+    size_t n_parts = 0;
+    for (size_t i = 0; i < n; i++)
+        n_parts += ops[i]->n_ranks;
+    *m = (struct batch_memory){
+        .ops = calloc(n, sizeof *m->ops),
+        .op_pointers = calloc(n, sizeof(*m->op_pointers)),
+        .parts = calloc(n_parts, sizeof *m->parts),
+        .part_pointers = calloc(n_parts, sizeof(*m->part_pointers)),
+    };
+    return m->ops && m->op_pointers && m->parts && m->part_pointers;
+}
+
+static void fill_part(Pb__ExecutePart *message, const struct plan_op *op, uint32_t i)
+{
+    const struct request *request = op->parts[i].request;
+    *message = (Pb__ExecutePart)PB__EXECUTE_PART__INIT;
+    if (!request)
+        return; /* out of data */
+    message->request = request->member->is_remote ? request->id : 1;
+    if (op->signature.kind == GRADD_ALLGATHER || op->signature.kind == GRADD_ALLTOALL)
+        message->count = op->parts[i].count;
+    if (op->signature.kind == GRADD_ALLTOALL) {
+        message->counts = (uint64_t *)request->part.counts;
+        message->n_counts = op->n_ranks;
+    }
+}
+
+static void fill_op(Pb__Execute *message, struct plan_op *op, Pb__ExecutePart *parts,
+                    Pb__ExecutePart **part_pointers)
+{
+    const struct signature *s = &op->signature;
+    *message = (Pb__Execute)PB__EXECUTE__INIT;
+    message->set = op->set;
+    if (op->set != 0) {
+        message->ranks = (uint32_t *)op->ranks;
+        message->n_ranks = op->n_ranks;
+    }
+    message->kind = s->kind;
+    message->dtype = s->dtype;
+    message->redop = s->redop;
+    message->root = s->root;
+    message->count = s->count;
+    message->prescale = s->prescale == 1 ? 0 : s->prescale;
+    message->postscale = s->postscale == 1 ? 0 : s->postscale;
+    if (s->kind == GRADD_REDUCE_SCATTER || s->kind == GRADD_SET_ADD) {
+        message->counts = (uint64_t *)s->counts;
+        message->n_counts = s->n_counts;
+    }
+    message->result = op->result;
+    message->parts = part_pointers;
+    message->n_parts = op->n_ranks;
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        fill_part(&parts[i], op, i);
+        part_pointers[i] = &parts[i];
+    }
+}
+
+void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
+{
+    struct batch_memory memory;
+    Pb__ExecuteBatch batch = PB__EXECUTE_BATCH__INIT;
+    if (!batch_memory_new(&memory, ops, n)) {
+        batch_memory_free(&memory);
+        epoch_fail(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch", -1,
+                   0);
+        return;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        fill_op(&memory.ops[i], ops[i], memory.parts + at, memory.part_pointers + at);
+        memory.op_pointers[i] = &memory.ops[i];
+        at += ops[i]->n_ranks;
+        plan_op_detach(c->epoch->plan, ops[i]);
+    }
+    batch.seq = ++c->seq;
+    batch.ops = memory.op_pointers;
+    batch.n_ops = n;
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
+        push(&c->nodes[i], PB__ENVELOPE__BODY_EXECUTE_BATCH, &batch);
+    batch_memory_free(&memory);
+}
+
+void coordinator_refuse(struct coordinator *c, const struct member *member, uint64_t request,
+                        int status, const char *text)
+{
+    uint32_t rank = member->rank;
+    Pb__RemoteFailure failure = PB__REMOTE_FAILURE__INIT;
+    failure.requests = &request;
+    failure.n_requests = 1;
+    failure.ranks = &rank;
+    failure.n_ranks = 1;
+    failure.code = (uint32_t)-status;
+    failure.text = (char *)text;
+    push(&c->nodes[member->node], PB__ENVELOPE__BODY_REMOTE_FAILURE, &failure);
+}
+
+/* ------------------------------------------------------------------ from the nodes */
+
+static void node_lost(struct node *node, const char *text)
+{
+    struct epoch *epoch = node->coordinator->epoch;
+    if (!epoch->is_retired && !epoch_node_has_left(epoch, node->index))
+        epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node->index, text);
+}
+
+/* A message that an honest worker does not send. */
+static void protest(struct node *node, const char *text)
+{
+    conn_close(node->conn, text);
+}
+
+/* The name that a submit carries, or refers to. NULL: neither, or no memory. */
+static const char *resolve_name(struct node *node, const Pb__RemoteSubmit *submit)
+{
+    if (submit->name[0] == '\0')
+        return submit->name_id > 0 && submit->name_id <= node->n_names
+                   ? node->names[submit->name_id - 1]
+                   : NULL;
+    if (submit->name_id == 0)
+        return submit->name;
+    if (submit->name_id != node->n_names + 1 || node->n_names >= FOLLOWER_NAMES_MAX)
+        return NULL;
+    if (node->n_names == node->names_capacity) {
+        uint32_t capacity = node->names_capacity ? 2 * node->names_capacity : 256;
+        char **names = realloc(node->names, capacity * sizeof *names);
+        if (!names)
+            return NULL;
+        node->names = names;
+        node->names_capacity = capacity;
+    }
+    char *name = strdup(submit->name);
+    if (name)
+        node->names[node->n_names++] = name;
+    return name;
+}
+
+static void submit_one(struct node *node, const Pb__RemoteSubmit *submit)
+{
+    struct epoch *epoch = node->coordinator->epoch;
+    struct member *member = epoch_remote_member(epoch, submit->rank, node->index);
+    const char *name = member ? resolve_name(node, submit) : NULL;
+    if (!name) {
+        protest(node, "submits for a rank or under a name that is not its own");
+        return;
+    }
+    struct request *request = member_remote_request(member, submit->request, submit);
+    const char *text = "the coordinator has no memory";
+    if (!request) {
+        coordinator_refuse(node->coordinator, member, submit->request, GRADD_ERR_NO_MEMORY, text);
+        return;
+    }
+    const struct signature signature = {
+        .kind = submit->kind,
+        .dtype = submit->dtype,
+        .redop = submit->redop,
+        .root = submit->root,
+        .count = submit->count,
+        .out_capacity = submit->out_capacity,
+        .prescale = submit->prescale == 0 ? 1 : submit->prescale,
+        .postscale = submit->postscale == 0 ? 1 : submit->postscale,
+        .counts = submit->counts,
+        .n_counts = submit->n_counts,
+        .dims = submit->dims,
+        .n_dims = submit->n_dims,
+        .group = submit->group,
+        .group_size = submit->group_size,
+    };
+    int status = plan_submit(epoch->plan, submit->rank, submit->set, name, &signature, request,
+                             clock_now_ns(), &text);
+    if (status != GRADD_OK)
+        member_complete(request, status, text, NULL);
+}
+
+static void on_node_frame(void *owner, struct conn *conn, struct wire_frame *frame)
+{
+    struct node *node = owner;
+    struct epoch *epoch = node->coordinator->epoch;
+    const Pb__Envelope *envelope = frame->envelope;
+    if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_SUBMIT_BATCH) {
+        const Pb__RemoteSubmitBatch *batch = envelope->remote_submit_batch;
+        for (size_t i = 0; i < batch->n_submits && !conn_is_closing(conn); i++)
+            submit_one(node, batch->submits[i]);
+    } else if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_RANK_LEFT) {
+        const Pb__RemoteRankLeft *left = envelope->remote_rank_left;
+        struct member *member = epoch_remote_member(epoch, left->rank, node->index);
+        if (member)
+            epoch_on_rank_left(epoch, member, left->text);
+    } else {
+        protest(node, "sent a message that the coordinator does not know");
+    }
+}
+
+static void on_node_batch_end(void *owner, struct conn *conn)
+{
+    struct node *node = owner;
+    epoch_turn(node->coordinator->epoch);
+}
+
+static void on_node_closed(void *owner, struct conn *conn, const char *reason)
+{
+    struct node *node = owner;
+    char text[300];
+    snprintf(text, sizeof text, "%s",
+             reason[0] ? reason : "the worker there closed the connection");
+    conn_free(conn);
+    node->conn = NULL;
+    node_lost(node, text);
+}
+
+static const struct conn_ops node_conn_ops = {
+    .on_frame = on_node_frame,
+    .on_batch_end = on_node_batch_end,
+    .on_closed = on_node_closed,
+};

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The order of a job on several nodes, on the node of rank 0. Its plan sees the requests of all
+ * ranks: those of this node as on one node, those of other nodes as remote members' requests that
+ * arrive in batches. What becomes ready is executed here and sent, in the same batches and order,
+ * to every other node.
+ *
+ * Thread: loop.
+ */
+#ifndef GRADD_COORDINATOR_H
+#define GRADD_COORDINATOR_H
+
+#include "worker/member.h"
+#include "worker/plan/plan.h"
+
+struct coordinator;
+
+/* epoch->layout is set. NULL: out of memory. */
+struct coordinator *coordinator_new(struct epoch *epoch);
+void coordinator_free(struct coordinator *coordinator); /* NULL-safe */
+
+/* The negotiation connection with a node. 0 or -ENOMEM. take_fd is owned. */
+int coordinator_attach(struct coordinator *coordinator, uint32_t node, int take_fd);
+
+/* These ops are about to run here, as one batch: so they do everywhere. */
+void coordinator_execute(struct coordinator *coordinator, struct plan_op *const *ops, size_t n);
+
+/* A remote member's request ends without running. */
+void coordinator_refuse(struct coordinator *coordinator, const struct member *member,
+                        uint64_t request, int status, const char *text);
+
+/* Send what has been queued. */
+void coordinator_flush(struct coordinator *coordinator);
+
+#endif
