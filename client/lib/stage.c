@@ -200,12 +200,14 @@ static int prepare_flow(struct gradd *g, struct op *op, enum stage_window window
     struct flow *flow = &op->flow;
     flow->window = flow->total;
     flow->chunk = window == STAGE_ASYNC ? CHUNK_ASYNC : CHUNK_BLOCKING;
-    if (flow->total > WINDOW_BYTES &&
+    /* Ranks of other nodes are sent whole tensors: there the worker takes no rings. */
+    bool may_ring = g->n_nodes <= 1 && flow->total > WINDOW_BYTES;
+    if (may_ring &&
         (window == STAGE_BLOCKING || g->stage.lent_bytes + flow->total > g->stage.limit))
         flow->window = WINDOW_BYTES;
     struct stage_buffer *buffer;
     int rc = borrow(g, flow->window, &buffer);
-    if (rc == GRADD_ERR_NO_MEMORY && flow->window > WINDOW_BYTES) {
+    if (rc == GRADD_ERR_NO_MEMORY && may_ring && flow->window > WINDOW_BYTES) {
         flow->window = WINDOW_BYTES;
         rc = borrow(g, flow->window, &buffer);
     }

@@ -27,17 +27,55 @@ uint64_t systemd_watchdog_us(void)
     return sd_watchdog_enabled(0, &usec) > 0 ? usec : 0;
 }
 
+/* Sockets that were passed and not taken yet. */
+static struct {
+    bool is_read;
+    int unix_fd, peer_fd;
+} passed = {false, -1, -1};
+
+static bool is_peer_listener(int fd, const char *name)
+{
+    bool is_tcp = sd_is_socket(fd, AF_INET, SOCK_STREAM, 1) > 0 ||
+                  sd_is_socket(fd, AF_INET6, SOCK_STREAM, 1) > 0;
+    return is_tcp && (passed.peer_fd < 0 || (name && strcmp(name, "peer") == 0));
+}
+
+static void read_passed(void)
+{
+    char **names = NULL;
+    int n = passed.is_read ? 0 : sd_listen_fds_with_names(1, &names);
+    passed.is_read = true;
+    for (int i = 0; i < n; i++) {
+        int fd = SD_LISTEN_FDS_START + i, other = fd;
+        if (passed.unix_fd < 0 && sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) > 0) {
+            other = passed.unix_fd;
+            passed.unix_fd = fd;
+        } else if (is_peer_listener(fd, names ? names[i] : NULL)) {
+            other = passed.peer_fd;
+            passed.peer_fd = fd;
+        }
+        if (other >= 0)
+            close(other);
+    }
+    for (int i = 0; names && i < n; i++)
+        free(names[i]);
+    free(names);
+}
+
 int systemd_take_listener(void)
 {
-    int n = sd_listen_fds(1);
-    int taken = -1;
-    for (int fd = SD_LISTEN_FDS_START; fd < SD_LISTEN_FDS_START + n; fd++) {
-        if (taken < 0 && sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) > 0)
-            taken = fd;
-        else
-            close(fd);
-    }
-    return taken;
+    read_passed();
+    int fd = passed.unix_fd;
+    passed.unix_fd = -1;
+    return fd;
+}
+
+int systemd_take_peer_listener(void)
+{
+    read_passed();
+    int fd = passed.peer_fd;
+    passed.peer_fd = -1;
+    return fd;
 }
 
 bool systemd_has_journal(void)

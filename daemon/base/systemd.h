@@ -16,9 +16,12 @@ struct log_fields;
 void systemd_notify(const char *state);
 /* Microseconds within which WATCHDOG=1 is expected, 0: no watchdog. */
 uint64_t systemd_watchdog_us(void);
-/* A listening stream socket that was passed to this process (LISTEN_FDS), or -1; taken by the
- * caller. */
+/*
+ * Listening sockets that were passed to this process (LISTEN_FDS), or -1; taken by the caller: the
+ * Unix socket for trainers, and the TCP socket for other nodes (named "peer", or the first one).
+ */
 int systemd_take_listener(void);
+int systemd_take_peer_listener(void);
 /* True when stderr is connected to the journal and systemd_journal() works. */
 bool systemd_has_journal(void);
 /* Write a line with GRADD_SUBSYSTEM, GRADD_JOB, GRADD_EPOCH, GRADD_RANK, GRADD_PID fields. 0 or

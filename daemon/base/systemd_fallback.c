@@ -19,6 +19,11 @@ int systemd_take_listener(void)
     return -1;
 }
 
+int systemd_take_peer_listener(void)
+{
+    return -1;
+}
+
 bool systemd_has_journal(void)
 {
     return false;

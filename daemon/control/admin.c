@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "control/daemon.h"
+#include "control/rendezvous.h"
 #include "control/session.h"
 #include "gradd/types.h"
 
@@ -171,7 +172,7 @@ static bool fill_known_ranks(Pb__JobStats *stats, struct job *job, char *node)
         row->local_rank = member->local_rank;
         row->pid = (int32_t)member->pid;
         row->uid = (uint32_t)job->key.uid;
-        row->node = node;
+        row->node = member->node ? (char *)member->node : node;
         row->source = member->source;
         row->state = (char *)(is_gathering ? "joining" : "active");
         stats->ranks[stats->n_ranks++] = row;
@@ -191,13 +192,40 @@ static void free_known_ranks(Pb__JobStats *stats)
 static size_t list_missing(const struct membership *m, uint32_t *out_ranks)
 {
     size_t n = 0;
-    for (uint32_t rank = 0; rank < m->gathering.size; rank++)
+    /* Who is missing in a gathering of another daemon, that one knows. */
+    for (uint32_t rank = 0; rank < m->gathering.size && !m->gathering.coordinator; rank++)
         if (!m->gathering.of_rank[rank])
             out_ranks[n++] = rank;
     return n;
 }
 
-static void push_job(struct session *session, struct job *job, bool is_stale)
+/* Names of the nodes, by node rank, and on the rows of ranks that have none. */
+static void name_nodes(Pb__JobReply *reply, struct job *job, char **pointers, char *own)
+{
+    struct layout *layout = job->layout;
+    reply->nodes = pointers;
+    for (uint32_t node = 0; layout && node < layout->n_nodes; node++)
+        pointers[reply->n_nodes++] = layout->nodes[node].name;
+    if (!layout)
+        pointers[reply->n_nodes++] = own;
+    for (size_t i = 0; i < reply->stats->n_ranks; i++) {
+        Pb__RankStats *row = reply->stats->ranks[i];
+        if (*row->node)
+            continue;
+        uint32_t node = layout && row->rank < layout->size ? layout->ranks[row->rank].node : 0;
+        row->node = pointers[node];
+    }
+}
+
+/* What is told about a job besides the daemon's own knowledge. */
+struct job_news {
+    Pb__JobStats *stats;              /* NULL: none */
+    const Pb__RemoteJobReply *remote; /* of the coordinator; NULL: not asked */
+    bool is_stale;
+};
+
+static void push_job_reply(struct session *session, struct job *job, const struct job_news *news,
+                           char **node_pointers)
 {
     uint32_t missing[MEMBERSHIP_SIZE_MAX];
     Pb__JobSummary summary;
@@ -206,26 +234,64 @@ static void push_job(struct session *session, struct job *job, bool is_stale)
     reply.summary = &summary;
     reply.missing = missing;
     reply.n_missing = list_missing(&job->membership, missing);
-    reply.stats_stale = is_stale;
+    reply.stats_stale = news->is_stale;
+    if (news->remote) {
+        reply.missing = news->remote->missing;
+        reply.n_missing = news->remote->n_missing;
+        summary.n_joined = news->remote->n_joined;
+    }
     if (job->worker) {
         reply.backend = (char *)worker_process_backend(job->worker);
         reply.kernels = (char *)worker_process_kernels(job->worker);
         reply.threads = worker_process_threads(job->worker);
     }
     Pb__JobStats known = PB__JOB_STATS__INIT;
-    bool is_told = job->stats && job->membership.state != JOB_GATHERING;
-    Pb__JobStats *told = is_told ? pb__job_stats__unpack(NULL, job->stats_bytes, job->stats) : NULL;
-    if (told)
-        reply.stats = told;
+    if (news->stats)
+        reply.stats = news->stats;
     else if (fill_known_ranks(&known, job, session->daemon->node))
         reply.stats = &known;
+    if (reply.stats)
+        name_nodes(&reply, job, node_pointers, session->daemon->node);
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_JOB_REPLY;
     envelope.job_reply = &reply;
     conn_push(session->conn, &envelope);
     free_known_ranks(&known);
-    if (told)
-        pb__job_stats__free_unpacked(told, NULL);
+}
+
+static void push_job(struct session *session, struct job *job, bool is_stale,
+                     const Pb__RemoteJobReply *remote)
+{
+    struct job_news news = {.remote = remote, .is_stale = is_stale};
+    const void *packed = job->stats;
+    size_t bytes = job->stats_bytes;
+    void *copy = NULL;
+    /* Unpacked anew, because node names are put into the rows for the time of the reply. */
+    if (remote && remote->stats) {
+        bytes = pb__job_stats__get_packed_size(remote->stats);
+        packed = copy = malloc(bytes + 1);
+        if (copy)
+            pb__job_stats__pack(remote->stats, copy);
+    }
+    if (packed && job->membership.state != JOB_GATHERING)
+        news.stats = pb__job_stats__unpack(NULL, bytes, packed);
+    free(copy);
+    uint32_t n_nodes = job->layout ? job->layout->n_nodes : 1;
+    char **node_pointers = calloc(n_nodes, sizeof *node_pointers);
+    char **names = news.stats ? calloc(news.stats->n_ranks + 1, sizeof *names) : NULL;
+    if (node_pointers && (names || !news.stats)) {
+        for (size_t i = 0; names && i < news.stats->n_ranks; i++)
+            names[i] = news.stats->ranks[i]->node;
+        push_job_reply(session, job, &news, node_pointers);
+        for (size_t i = 0; names && i < news.stats->n_ranks; i++)
+            news.stats->ranks[i]->node = names[i];
+    } else {
+        conn_push_error(session->conn, -GRADD_ERR_NO_MEMORY, "the daemon is out of memory");
+    }
+    if (news.stats)
+        pb__job_stats__free_unpacked(news.stats, NULL);
+    free(names);
+    free(node_pointers);
 }
 
 static void push_no_job(struct session *session, uid_t uid, const char *name)
@@ -237,13 +303,13 @@ static void push_no_job(struct session *session, uid_t uid, const char *name)
 }
 
 /* Reply to the request that waits, with what is known now. */
-static void finish_query(struct session *session, bool is_stale)
+static void finish_query(struct session *session, bool is_stale, const Pb__RemoteJobReply *remote)
 {
     session->query.is_pending = false;
     watch_disarm(session->timer);
     struct job *job = jobs_find(&session->daemon->jobs, session->query.uid, session->query.name);
     if (job)
-        push_job(session, job, is_stale);
+        push_job(session, job, is_stale, remote);
     else
         push_no_job(session, session->query.uid, session->query.name);
 }
@@ -283,13 +349,16 @@ static void on_job(struct session *session, const Pb__JobRequest *request)
         push_no_job(session, uid, request->name);
         return;
     }
-    if (!job_request_stats(job)) {
-        push_job(session, job, job->membership.state == JOB_RUNNING);
+    struct daemon *daemon = session->daemon;
+    bool is_asked = job_request_stats(job);
+    session->query.is_remote = rendezvous_ask(job, ++daemon->remote_seq);
+    if (!is_asked && !session->query.is_remote) {
+        push_job(session, job, job->membership.state == JOB_RUNNING, NULL);
         return;
     }
     session->query.is_pending = true;
     session->query.uid = job->key.uid;
-    session->query.seq = job->stats_seq;
+    session->query.seq = session->query.is_remote ? daemon->remote_seq : job->stats_seq;
     snprintf(session->query.name, sizeof session->query.name, "%s", job->key.name);
     watch_arm(session->timer, QUERY_LIMIT_NS);
 }
@@ -297,7 +366,7 @@ static void on_job(struct session *session, const Pb__JobRequest *request)
 void admin_on_query_timeout(struct session *session)
 {
     if (session->query.is_pending)
-        finish_query(session, true);
+        finish_query(session, true, NULL);
 }
 
 void admin_on_stats(struct daemon *daemon, struct job *job)
@@ -305,10 +374,76 @@ void admin_on_stats(struct daemon *daemon, struct job *job)
     struct session *session;
     TAILQ_FOREACH(session, &daemon->sessions, link)
     {
-        if (session->query.is_pending && session->conn && session->query.uid == job->key.uid &&
-            strcmp(session->query.name, job->key.name) == 0)
-            finish_query(session, false);
+        if (session->query.is_pending && !session->query.is_remote && session->conn &&
+            session->query.uid == job->key.uid && strcmp(session->query.name, job->key.name) == 0)
+            finish_query(session, false, NULL);
     }
+}
+
+void admin_on_remote_stats(struct daemon *daemon, const Pb__RemoteJobReply *reply)
+{
+    struct session *session;
+    TAILQ_FOREACH(session, &daemon->sessions, link)
+    {
+        if (session->query.is_pending && session->query.is_remote && session->conn &&
+            session->query.seq == reply->seq)
+            finish_query(session, reply->stats_stale, reply);
+    }
+}
+
+/* ------------------------------------------------------------------ peers */
+
+static void fill_peer(Pb__PeerSummary *row, struct daemon *daemon, struct peer_link *link)
+{
+    pb__peer_summary__init(row);
+    row->node = link->name;
+    row->address = link->address_text;
+    row->port = resolve_port(&link->address);
+    row->state = (char *)peer_link_state_name(link);
+    row->rtt_us = link->rtt_us;
+    row->clock_skew_s = link->skew_s;
+    row->sent_bytes = link->sent_bytes;
+    row->received_bytes = link->received_bytes;
+    row->since_s = seconds_since(link->since_ns);
+    row->version = link->version;
+    row->last_error = link->error;
+    row->n_jobs = rendezvous_count_jobs(&daemon->jobs, link);
+}
+
+static void on_peers(struct session *session)
+{
+    struct daemon *daemon = session->daemon;
+    struct peers *peers = &daemon->peers;
+    struct peer_link *link;
+    size_t n = 0;
+    char listening[RESOLVE_TEXT_MAX];
+    TAILQ_FOREACH(link, &peers->links, link)
+    n++;
+    Pb__PeerSummary *rows = calloc(n + 1, sizeof *rows);
+    Pb__PeerSummary **pointers = calloc(n + 1, sizeof *pointers);
+    Pb__PeersReply reply = PB__PEERS_REPLY__INIT;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    if (rows && pointers) {
+        TAILQ_FOREACH(link, &peers->links, link)
+        {
+            fill_peer(&rows[reply.n_peers], daemon, link);
+            pointers[reply.n_peers] = &rows[reply.n_peers];
+            reply.n_peers++;
+        }
+        reply.peers = pointers;
+        reply.has_key = peers->key.is_set;
+        if (peers_is_listening(peers)) {
+            resolve_format(&peers->listening, listening, sizeof listening);
+            reply.listening = listening;
+        }
+        envelope.body_case = PB__ENVELOPE__BODY_PEERS_REPLY;
+        envelope.peers_reply = &reply;
+        conn_push(session->conn, &envelope);
+    } else {
+        conn_push_error(session->conn, -GRADD_ERR_NO_MEMORY, "the daemon is out of memory");
+    }
+    free(rows);
+    free(pointers);
 }
 
 /* ------------------------------------------------------------------ config and version */
@@ -357,7 +492,7 @@ void admin_on_request(struct session *session, const Pb__Envelope *envelope)
 {
     /* Replies keep the order of requests: who does not wait gets the older answer as it stands. */
     if (session->query.is_pending)
-        finish_query(session, true);
+        finish_query(session, true, NULL);
     switch (envelope->body_case) {
     case PB__ENVELOPE__BODY_STATUS_REQUEST:
         on_status(session);
@@ -367,6 +502,9 @@ void admin_on_request(struct session *session, const Pb__Envelope *envelope)
         break;
     case PB__ENVELOPE__BODY_JOB_REQUEST:
         on_job(session, envelope->job_request);
+        break;
+    case PB__ENVELOPE__BODY_PEERS_REQUEST:
+        on_peers(session);
         break;
     case PB__ENVELOPE__BODY_CONFIG_REQUEST:
         on_config(session);

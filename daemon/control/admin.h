@@ -17,5 +17,7 @@ void admin_on_request(struct session *session, const Pb__Envelope *envelope);
 void admin_on_query_timeout(struct session *session);
 /* A worker has answered: reply to all that wait for it. */
 void admin_on_stats(struct daemon *daemon, struct job *job);
+/* The same from the job's coordinator. */
+void admin_on_remote_stats(struct daemon *daemon, const Pb__RemoteJobReply *reply);
 
 #endif

@@ -12,6 +12,7 @@
 #include <ini.h>
 
 #include "base/log.h"
+#include "gradd/types.h"
 
 #define MIB        (UINT64_C(1) << 20)
 #define GIB        (UINT64_C(1) << 30)
@@ -19,60 +20,109 @@
 #define DAY_MS     (UINT64_C(86400) * 1000)
 #define PLACE(key) offsetof(struct config, key)
 
+static const char *const switch_words[] = {[CONFIG_NO] = "no", [CONFIG_YES] = "yes"};
+static const char *const listen_words[] = {
+    [PEER_LISTEN_NO] = "no", [PEER_LISTEN_YES] = "yes", [PEER_LISTEN_AUTO] = "auto"};
+static const char *const wire_words[] = {"none", "fp16", "bf16"};
+const unsigned config_wire_dtypes[] = {0, GRADD_F16, GRADD_BF16};
+
 const struct config_option config_options[] = {
     {"daemon", "socket", CONFIG_TEXT, PLACE(socket), 1, 107, "/run/gradd/gradd.sock", CONFIG_FIXED,
      "Path of the socket on which trainers and gradctl reach the daemon. A socket passed by "
-     "the service manager takes precedence."},
+     "the service manager takes precedence.",
+     NULL},
     {"daemon", "socket_mode", CONFIG_MODE, PLACE(socket_mode), 0, 0777, "0666", CONFIG_FIXED,
      "Permissions of the socket. Every user may connect by default: who a client is, is decided "
-     "by its user id, and jobs of different users do not meet."},
+     "by its user id, and jobs of different users do not meet.",
+     NULL},
     {"daemon", "admin_group", CONFIG_TEXT, PLACE(admin_group), 0, 255, "gradd-admin",
      CONFIG_RELOADABLE,
-     "Members of this group see the jobs of all users, as root does. Empty: no such group."},
+     "Members of this group see the jobs of all users, as root does. Empty: no such group.", NULL},
     {"daemon", "node_name", CONFIG_TEXT, PLACE(node_name), 0, 255, "", CONFIG_FIXED,
-     "Name of this node in messages and listings. Empty: the host name."},
+     "Name of this node in messages and listings. Empty: the host name.", NULL},
     {"daemon", "log_level", CONFIG_LEVEL, PLACE(log_level), 0, 0, "info", CONFIG_RELOADABLE,
-     "The least serious messages that are logged. Workers that run already keep their level."},
+     "The least serious messages that are logged. Workers that run already keep their level.",
+     NULL},
     {"daemon", "hello_timeout_s", CONFIG_SECONDS, PLACE(hello_timeout_ms), 100, DAY_MS, "10",
-     CONFIG_RELOADABLE, "A connection that has not introduced itself by then is closed."},
+     CONFIG_RELOADABLE, "A connection that has not introduced itself by then is closed.", NULL},
     {"daemon", "drain_timeout_s", CONFIG_SECONDS, PLACE(drain_timeout_ms), 0, DAY_MS, "60",
      CONFIG_RELOADABLE,
      "How long a daemon that was asked to stop waits for running jobs to leave before it aborts "
-     "them."},
+     "them.",
+     NULL},
     {"job", "join_timeout_s", CONFIG_SECONDS, PLACE(join_timeout_ms), 100, DAY_MS, "120",
      CONFIG_RELOADABLE,
-     "How long a rank waits for the other ranks of its job to join. A trainer may ask for less."},
+     "How long a rank waits for the other ranks of its job to join. A trainer may ask for less.",
+     NULL},
     {"job", "job_linger_s", CONFIG_SECONDS, PLACE(job_linger_ms), 0, DAY_MS, "60",
      CONFIG_RELOADABLE,
-     "How long a worker outlives its last rank, so that the job can join again at once."},
+     "How long a worker outlives its last rank, so that the job can join again at once.", NULL},
     {"job", "stall_warn_s", CONFIG_SECONDS, PLACE(stall_warn_ms), 0, DAY_MS, "60",
      CONFIG_RELOADABLE,
      "After how long a tensor that some rank has not submitted is reported. 0: never. Applies to "
-     "workers started afterwards."},
+     "workers started afterwards.",
+     NULL},
     {"job", "op_timeout_s", CONFIG_SECONDS, PLACE(op_timeout_ms), 0, DAY_MS, "600",
      CONFIG_RELOADABLE,
      "After how long such an operation fails on all ranks. 0: never. Applies to workers started "
-     "afterwards."},
+     "afterwards.",
+     NULL},
     {"job", "worker_threads", CONFIG_NUMBER, PLACE(worker_threads), 0, 256, "0", CONFIG_RELOADABLE,
      "Threads of a worker that reduce. 0: the processors that it may use, at most 8. Applies to "
-     "workers started afterwards."},
+     "workers started afterwards.",
+     NULL},
     {"job", "job_memory_bytes", CONFIG_BYTES, PLACE(job_memory_bytes), MIB, UINT64_C(1) << 50,
      "16G", CONFIG_RELOADABLE,
      "Shared memory that the ranks of a job may register on this node, together. Applies to "
-     "workers started afterwards."},
+     "workers started afterwards.",
+     NULL},
     {"job", "fusion_bytes", CONFIG_BYTES, PLACE(fusion_bytes), 0, 4 * GIB, "64M", CONFIG_RELOADABLE,
      "Up to how many bytes small tensors are reduced together. 0: each on its own. Applies to "
-     "workers started afterwards."},
+     "workers started afterwards.",
+     NULL},
     {"job", "max_in_flight", CONFIG_NUMBER, PLACE(max_in_flight), 1, 1048576, "16384",
      CONFIG_RELOADABLE,
-     "Operations that a rank may have under way. Applies to workers started afterwards."},
+     "Operations that a rank may have under way. Applies to workers started afterwards.", NULL},
+    {"peer", "peer_listen", CONFIG_WORD, PLACE(peer_listen), 0, 3, "auto", CONFIG_FIXED,
+     "Whether other nodes may connect, which jobs on several nodes need. auto: when there is a "
+     "cluster key. yes: without a key too, but then on the loopback interface only and for other "
+     "daemons of the same user.",
+     listen_words},
+    {"peer", "peer_port", CONFIG_NUMBER, PLACE(peer_port), 0, 65535, "7010", CONFIG_FIXED,
+     "The one TCP port for other nodes: daemons and the data of jobs. 0: any free port. A socket "
+     "passed by the service manager takes precedence.",
+     NULL},
+    {"peer", "peer_address", CONFIG_TEXT, PLACE(peer_address), 0, 63, "", CONFIG_FIXED,
+     "Numeric address on which other nodes are awaited. Empty: all interfaces.", NULL},
+    {"peer", "cluster_key_file", CONFIG_TEXT, PLACE(cluster_key_file), 0, 255, "", CONFIG_FIXED,
+     "File with the secret that all nodes share: at least 32 bytes, readable by its owner only. "
+     "Nodes whose keys differ do not talk to each other.",
+     NULL},
+    {"peer", "peer_heartbeat_s", CONFIG_SECONDS, PLACE(peer_heartbeat_ms), 50, 3600 * SECOND_MS,
+     "1", CONFIG_RELOADABLE, "How often daemons of different nodes make sure of each other.", NULL},
+    {"peer", "peer_dead_s", CONFIG_SECONDS, PLACE(peer_dead_ms), 200, 3600 * SECOND_MS, "5",
+     CONFIG_RELOADABLE,
+     "A node that is silent for longer is dead: jobs with ranks on it fail. More than twice "
+     "peer_heartbeat_s.",
+     NULL},
+    {"peer", "ring_streams", CONFIG_NUMBER, PLACE(ring_streams), 1, 16, "1", CONFIG_RELOADABLE,
+     "TCP connections between the workers of two nodes. The node of rank 0 decides.", NULL},
+    {"peer", "data_encryption", CONFIG_WORD, PLACE(data_encryption), 0, 2, "no", CONFIG_RELOADABLE,
+     "Whether tensors travel encrypted between nodes. What daemons say to each other always does; "
+     "connections for tensors are always authenticated. The node of rank 0 decides.",
+     switch_words},
+    {"peer", "wire", CONFIG_WORD, PLACE(wire), 0, 3, "none", CONFIG_RELOADABLE,
+     "Type in which float32 tensors travel between nodes; sums are kept in float32. fp16 and bf16 "
+     "halve the traffic and round every exchanged value. The node of rank 0 decides.",
+     wire_words},
     {"limits", "max_sessions", CONFIG_NUMBER, PLACE(max_sessions), 1, 65536, "4096",
      CONFIG_RELOADABLE,
-     "Connections of trainers and users. Some more are kept free for administrators."},
+     "Connections of trainers and users. Some more are kept free for administrators.", NULL},
     {"limits", "max_sessions_per_uid", CONFIG_NUMBER, PLACE(max_sessions_per_uid), 1, 65536, "2048",
-     CONFIG_RELOADABLE, "Trainers that one user may have connected."},
+     CONFIG_RELOADABLE, "Trainers that one user may have connected.", NULL},
     {"limits", "max_jobs_per_uid", CONFIG_NUMBER, PLACE(max_jobs_per_uid), 1, 4096, "64",
-     CONFIG_RELOADABLE, "Jobs, lingering ones included, that one user may have on this node."},
+     CONFIG_RELOADABLE, "Jobs, lingering ones included, that one user may have on this node.",
+     NULL},
 };
 
 enum {
@@ -154,6 +204,11 @@ static bool parse_number(const struct config_option *option, const char *text, u
             return false;
         *out_value = level;
         return true;
+    case CONFIG_WORD:
+        for (*out_value = 0; *out_value < option->max; ++*out_value)
+            if (strcmp(option->words[*out_value], text) == 0)
+                return true;
+        return false;
     case CONFIG_TEXT:
         break;
     }
@@ -216,6 +271,8 @@ void config_format(const struct config *config, size_t i, char *out_text, size_t
     const struct config_option *option = &config_options[i];
     if (option->type == CONFIG_TEXT)
         snprintf(out_text, size, "%s", (const char *)config + option->offset);
+    else if (option->type == CONFIG_WORD)
+        snprintf(out_text, size, "%s", option->words[number_of(config, i)]);
     else
         format_value(option->type, number_of(config, i), out_text, size);
 }
@@ -237,6 +294,15 @@ void config_allowed(size_t i, char *out_text, size_t size)
         return;
     case CONFIG_LEVEL:
         snprintf(out_text, size, "error, warning, notice, info or debug");
+        return;
+    case CONFIG_WORD:
+        *out_text = '\0';
+        for (size_t word = 0, used = 0; word < option->max && used < size; word++)
+            used += (size_t)snprintf(out_text + used, size - used, "%s%s",
+                                     !word                     ? ""
+                                     : word + 1 == option->max ? " or "
+                                                               : ", ",
+                                     option->words[word]);
         return;
     default:
         format_value(option->type, option->min, min, sizeof min);
@@ -296,7 +362,8 @@ static int fail_unknown(struct config_error *error, const char *where, const cha
             break;
     }
     if (!used)
-        return fail(error, "%s: unknown section [%.64s]; there are [daemon], [job] and [limits]",
+        return fail(error,
+                    "%s: unknown section [%.64s]; there are [daemon], [job], [peer] and [limits]",
                     where, section);
     return fail(error, "%s: unknown key \"%.64s\"; known keys: %s", where, key, known);
 }

@@ -18,7 +18,7 @@
 enum {
     CONFIG_TEXT_MAX = 256,
     CONFIG_SOURCE_MAX = 320,
-    CONFIG_OPTIONS_MAX = 32,
+    CONFIG_OPTIONS_MAX = 48,
 };
 
 enum config_type {
@@ -28,11 +28,23 @@ enum config_type {
     CONFIG_SECONDS, /* uint64_t milliseconds; written in seconds, fractions allowed */
     CONFIG_MODE,    /* uint64_t; written in octal */
     CONFIG_LEVEL,   /* uint64_t, an enum log_level; written as a word */
+    CONFIG_WORD,    /* uint64_t, which of the row's words it is */
 };
 
 enum config_reload {
     CONFIG_FIXED,      /* a change needs a restart */
     CONFIG_RELOADABLE, /* a change takes effect on reload */
+};
+
+enum config_peer_listen {
+    PEER_LISTEN_NO,
+    PEER_LISTEN_YES,
+    PEER_LISTEN_AUTO, /* with a cluster key; a private daemon also when it is given a port */
+};
+
+enum config_switch {
+    CONFIG_NO,
+    CONFIG_YES,
 };
 
 struct config {
@@ -51,6 +63,15 @@ struct config {
     uint64_t job_memory_bytes;
     uint64_t fusion_bytes;
     uint64_t max_in_flight;
+    uint64_t peer_listen; /* enum config_peer_listen */
+    uint64_t peer_port;
+    char peer_address[CONFIG_TEXT_MAX];
+    char cluster_key_file[CONFIG_TEXT_MAX];
+    uint64_t peer_heartbeat_ms;
+    uint64_t peer_dead_ms;
+    uint64_t ring_streams;
+    uint64_t data_encryption; /* enum config_switch */
+    uint64_t wire;            /* 0, or an index into config_wire_dtypes */
     uint64_t max_sessions;
     uint64_t max_sessions_per_uid;
     uint64_t max_jobs_per_uid;
@@ -61,11 +82,15 @@ struct config_option {
     const char *section, *key;
     enum config_type type;
     size_t offset;     /* of the value in struct config */
-    uint64_t min, max; /* in the unit that is stored; texts: of the length */
+    uint64_t min, max; /* in the unit that is stored; texts: of the length; words: how many */
     const char *default_value;
     enum config_reload reload;
     const char *doc;
+    const char *const *words; /* CONFIG_WORD */
 };
+
+/* The enum gradd_dtype of each word of `wire`; 0: tensors travel as they are. */
+extern const unsigned config_wire_dtypes[];
 
 extern const struct config_option config_options[];
 size_t config_n_options(void);

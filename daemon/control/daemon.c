@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/systemd.h"
 #include "control/admin.h"
+#include "control/rendezvous.h"
 #include "gradd/types.h"
 
 enum {
@@ -44,6 +45,13 @@ int daemon_configure(const struct daemon_arguments *arguments, struct config *ou
         char setting[512];
         snprintf(setting, sizeof setting, "socket=%.400s/gradd.sock", arguments->private_dir);
         rc = config_set(out_config, setting, "--private", out_error);
+    }
+    if (rc == 0 && out_config->peer_dead_ms < 2 * out_config->peer_heartbeat_ms) {
+        snprintf(out_error->text, sizeof out_error->text,
+                 "peer_dead_s = %g is not allowed; allowed: at least twice peer_heartbeat_s = %g",
+                 (double)out_config->peer_dead_ms / 1000,
+                 (double)out_config->peer_heartbeat_ms / 1000);
+        rc = -EINVAL;
     }
     return rc;
 }
@@ -176,6 +184,55 @@ static int open_listener(struct daemon *daemon)
     }
     daemon->listener = listener_new(daemon->loop, fd, on_connection, daemon);
     return daemon->listener ? 0 : -ENOMEM;
+}
+
+/* ------------------------------------------------------------------ other nodes */
+
+static int read_cluster_key(struct daemon *daemon)
+{
+    struct cluster_key *key = &daemon->peers.key;
+    const char *file = daemon->config.cluster_key_file;
+    int fd = daemon->arguments->cluster_key_fd;
+    char error[CONFIG_TEXT_MAX + 160];
+    int rc = 0;
+    if (fd >= 0)
+        rc = cluster_key_read_fd(key, fd, error, sizeof error);
+    else if (*file)
+        rc = cluster_key_read_file(key, file, error, sizeof error);
+    if (rc < 0)
+        log_error("peer", "%s", error);
+    return rc;
+}
+
+static bool listens_for_peers(const struct daemon *daemon)
+{
+    switch ((enum config_peer_listen)daemon->config.peer_listen) {
+    case PEER_LISTEN_NO:
+        return false;
+    case PEER_LISTEN_YES:
+        return true;
+    case PEER_LISTEN_AUTO:
+        break;
+    }
+    return daemon->peers.key.is_set ||
+           (daemon->arguments->private_dir && daemon->arguments->sets_peer_port);
+}
+
+static int start_peers(struct daemon *daemon)
+{
+    daemon->peers.loop = daemon->loop;
+    daemon->peers.config = &daemon->config;
+    daemon->peers.node = daemon->node;
+    daemon->peers.ops = &rendezvous_peers_ops;
+    daemon->peers.owner = &daemon->jobs;
+    int rc = read_cluster_key(daemon);
+    if (rc < 0)
+        return rc;
+    int fd = daemon->arguments->private_dir ? -1 : systemd_take_peer_listener();
+    rc = peers_start(&daemon->peers, listens_for_peers(daemon), fd);
+    if (rc == 0)
+        daemon->jobs.peers = &daemon->peers;
+    return rc;
 }
 
 /* ------------------------------------------------------------------ the end */
@@ -312,6 +369,11 @@ static void on_stats(void *data, struct job *job)
     admin_on_stats(data, job);
 }
 
+static void on_remote_stats(void *data, const Pb__RemoteJobReply *reply)
+{
+    admin_on_remote_stats(data, reply);
+}
+
 static void name_node(struct daemon *daemon)
 {
     if (*daemon->config.node_name)
@@ -341,21 +403,34 @@ static int start(struct daemon *daemon)
         .node = daemon->node,
         .on_change = on_job_change,
         .on_stats = on_stats,
+        .on_remote_stats = on_remote_stats,
         .owner = daemon,
     };
     rc = watch_everything(daemon);
-    return rc < 0 ? rc : open_listener(daemon);
+    if (rc == 0)
+        rc = open_listener(daemon);
+    return rc < 0 ? rc : start_peers(daemon);
 }
 
 static void tell_ready(struct daemon *daemon)
 {
     log_notice("daemon", "gradd %s listens on %s", GRADD_VERSION,
                *daemon->socket_path ? daemon->socket_path : "the socket it was passed");
+    if (peers_is_listening(&daemon->peers)) {
+        char address[RESOLVE_TEXT_MAX];
+        resolve_format(&daemon->peers.listening, address, sizeof address);
+        log_notice("daemon", "other nodes are awaited on %s%s", address,
+                   daemon->peers.key.is_set ? "" : ", without a key: on this machine only");
+    }
     notify_status(daemon, "READY=1\n");
     int fd = daemon->arguments->ready_fd;
     if (fd < 0)
         return;
-    ssize_t n = write(fd, "\n", 1);
+    /* A line: the port for other nodes, if there is one. */
+    char line[16] = "\n";
+    if (peers_is_listening(&daemon->peers))
+        snprintf(line, sizeof line, "%u\n", peers_port(&daemon->peers));
+    ssize_t n = write(fd, line, strlen(line));
     (void)n; /* nobody waits any more: not our trouble */
     close(fd);
 }
@@ -370,6 +445,7 @@ static void tear_down(struct daemon *daemon)
         session_free(session);
     }
     jobs_deinit(&daemon->jobs);
+    peers_stop(&daemon->peers);
     listener_free(daemon->listener);
     if (*daemon->socket_path)
         unlink(daemon->socket_path);

@@ -15,6 +15,7 @@
 #include "control/config.h"
 #include "control/job.h"
 #include "control/listener.h"
+#include "control/peers.h"
 #include "control/session.h"
 #include "control/worker_process.h"
 
@@ -31,6 +32,8 @@ struct daemon_arguments {
     const char *private_dir; /* NULL: the node's daemon */
     int lifeline_fd;         /* -1: none; at its end of file the daemon drains */
     int ready_fd;            /* -1: none */
+    int cluster_key_fd;      /* -1: none */
+    bool sets_peer_port;     /* on the command line */
 };
 
 enum daemon_state {
@@ -52,11 +55,13 @@ struct daemon {
     gid_t admin_group;
     struct worker_setup workers;
     struct jobs jobs;
+    struct peers peers;
     TAILQ_HEAD(, session) sessions;
     unsigned n_sessions;
     struct listener *listener;
     char socket_path[CONFIG_TEXT_MAX]; /* created by us, removed at the end; "": passed to us */
     struct log_limit client_lines;
+    uint64_t remote_seq; /* of the last RemoteJobRequest */
     struct watch *on_terminate, *on_interrupt, *on_reload, *on_child;
     struct watch *watchdog, *drain_timer, *lifeline;
 };

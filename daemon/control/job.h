@@ -2,9 +2,12 @@
 /*
  * The jobs of this node: each a membership, its worker, and how long it is kept.
  *
- * Thread: loop. Invariant: a job has a worker from its first join until it is forgotten, except
- * between a worker's death and the next join; every trainer that waits in a job gets Joined or an
- * error, and every trainer in an epoch that fails is told.
+ * A job's ranks may be on several nodes. The daemon of rank 0's node then coordinates: its
+ * membership has all of them, the other daemons' have their own (see rendezvous.h).
+ *
+ * Thread: loop. Invariant: a job has a worker from its first join on this node until it is
+ * forgotten, except between a worker's death and the next join; every trainer that waits in a job
+ * gets Joined or an error, and every trainer in an epoch that fails is told.
  */
 #ifndef GRADD_CONTROL_JOB_H
 #define GRADD_CONTROL_JOB_H
@@ -12,9 +15,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <sys/queue.h>
 #include <uthash.h>
 
+#include "control/layout.h"
 #include "control/membership.h"
+#include "control/resolve.h"
 #include "control/worker_process.h"
 
 struct job_key {
@@ -27,7 +33,8 @@ struct job {
     UT_hash_handle hh;
     struct jobs *jobs;
     struct membership membership;
-    struct peer owner; /* rights of who joined first; its pidfd is -1 */
+    bool has_owner;    /* somebody of this node has joined */
+    struct peer owner; /* rights of who did so first; its pidfd is -1 */
     char user[64];
     struct worker_process *worker; /* NULL: none is running */
     struct watch *linger;
@@ -46,6 +53,21 @@ struct job {
         pid_t pid;
         struct watch *limit;
     } abort;
+    /* The last epoch's, when it is on several nodes; else NULL. */
+    struct layout *layout;
+    /* Of an epoch that the coordinator has begun and this node has not yet; or NULL. */
+    struct layout *pending;
+    LIST_HEAD(, remote_member) remotes; /* members on other nodes; see rendezvous.c */
+    /* The worker is asked every second while an epoch on several nodes is alive: a stopped one
+     * would hold up all nodes. */
+    struct watch *ping;
+    uint64_t answered_ns;
+    /* A link between two nodes' workers is lost; a moment's wait may bring a better cause. */
+    struct {
+        uint32_t node;
+        char text[256];
+        struct watch *limit;
+    } lost_link;
     void *stats; /* the last StatsReply's JobStats, packed */
     size_t stats_bytes;
 };
@@ -55,12 +77,17 @@ struct jobs {
     const struct config *config;
     const struct worker_setup *setup;
     const char *node;
+    struct peers *peers; /* NULL: this daemon knows no other nodes */
     struct job *by_key;
+    LIST_HEAD(, remote_query) remote_queries; /* see rendezvous.c */
+    unsigned n_remote_queries;
     bool is_draining;
     /* A job has changed or gone. */
     void (*on_change)(void *owner);
     /* job->stats is the answer to job->stats_seq. */
     void (*on_stats)(void *owner, struct job *job);
+    /* A coordinator has answered rendezvous_ask(). */
+    void (*on_remote_stats)(void *owner, const Pb__RemoteJobReply *reply);
     void *owner;
 };
 
@@ -68,12 +95,13 @@ struct jobs {
 void jobs_deinit(struct jobs *jobs);
 
 /*
- * A trainer joins: member has rank, size, pid, source and session set and is MEMBER_NONE. 0:
+ * A trainer joins: member has rank, size, pid, source and session set and is MEMBER_NONE.
+ * coordinator: addresses of the daemon on rank 0's node; NULL: all ranks are on this node. 0:
  * session_on_joined() or session_on_join_refused() follows, perhaps already inside. Negative:
  * *out_fault.
  */
-int jobs_join(struct jobs *jobs, const char *name, const struct peer *peer, struct member *member,
-              struct fault *out_fault);
+int jobs_join(struct jobs *jobs, const char *name, const struct peer *peer,
+              const struct resolved *coordinator, struct member *member, struct fault *out_fault);
 
 /* The member goes in order (or stops waiting). Allowed in every state. */
 void job_member_leave(struct member *member);

@@ -31,7 +31,9 @@ static const char usage[] =
     "  --print-options        print all options as a part of a manual page (scdoc), and exit\n"
     "  --private DIR          serve one launcher: socket DIR/gradd.sock, no configuration file\n"
     "  --lifeline FD          drain and exit when FD reaches end of file\n"
-    "  --ready-fd FD          write a line to FD once connections are accepted\n"
+    "  --ready-fd FD          write a line to FD once connections are accepted: the port for\n"
+    "                         other nodes, if there is one\n"
+    "  --cluster-key-fd FD    read the key for other nodes from FD, up to its end\n"
     "  --foreground           do not detach (always so)\n"
     "  --version, --help\n";
 
@@ -44,6 +46,7 @@ enum option_code {
     OPTION_PRIVATE,
     OPTION_LIFELINE,
     OPTION_READY_FD,
+    OPTION_CLUSTER_KEY_FD,
     OPTION_FOREGROUND,
     OPTION_VERSION,
     OPTION_HELP,
@@ -58,6 +61,7 @@ static const struct option options[] = {
     {"private", required_argument, NULL, OPTION_PRIVATE},
     {"lifeline", required_argument, NULL, OPTION_LIFELINE},
     {"ready-fd", required_argument, NULL, OPTION_READY_FD},
+    {"cluster-key-fd", required_argument, NULL, OPTION_CLUSTER_KEY_FD},
     {"foreground", no_argument, NULL, OPTION_FOREGROUND},
     {"version", no_argument, NULL, OPTION_VERSION},
     {"help", no_argument, NULL, OPTION_HELP},
@@ -84,6 +88,8 @@ static void add_setting(struct daemon_arguments *arguments, const char *setting)
     if (arguments->n_settings == SETTINGS_MAX)
         fail_usage("too many --set", "");
     arguments->settings[arguments->n_settings++] = setting;
+    if (strncmp(setting, "peer_port=", strlen("peer_port=")) == 0)
+        arguments->sets_peer_port = true;
 }
 
 static void set_log_level(struct daemon_arguments *arguments, const char *level)
@@ -132,6 +138,9 @@ static enum action parse_arguments(int argc, char **argv, struct daemon_argument
         case OPTION_READY_FD:
             arguments->ready_fd = parse_fd(optarg);
             break;
+        case OPTION_CLUSTER_KEY_FD:
+            arguments->cluster_key_fd = parse_fd(optarg);
+            break;
         case OPTION_FOREGROUND:
             break;
         case OPTION_PRINT_OPTIONS:
@@ -162,6 +171,7 @@ int main(int argc, char **argv)
         .config_file = DEFAULT_CONFIG_FILE,
         .lifeline_fd = -1,
         .ready_fd = -1,
+        .cluster_key_fd = -1,
     };
     static struct config config;
     struct config_error error;

@@ -2,6 +2,7 @@
 #include "control/membership.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,29 +146,68 @@ int membership_check_join(const char *job, uint32_t rank, uint32_t size, struct 
     return 0;
 }
 
+/* "(pid 7)", or "(node b, pid 7)" when that is another node. */
+static const char *who(const struct member *member, char *text, size_t size)
+{
+    if (member->node)
+        snprintf(text, size, "(node %s, pid %d)", member->node, (int)member->pid);
+    else
+        snprintf(text, size, "(pid %d)", (int)member->pid);
+    return text;
+}
+
+/* The same of somebody who is here already. */
+static const char *holder_name(const struct member *holder, char *text, size_t size)
+{
+    if (holder->node)
+        snprintf(text, size, "pid %d of node %s", (int)holder->pid, holder->node);
+    else
+        snprintf(text, size, "pid %d", (int)holder->pid);
+    return text;
+}
+
+static int check_agreement(const struct membership *m, const struct member *member,
+                           struct fault *fault)
+{
+    const struct roster *gathering = &m->gathering;
+    char present[300], me[300];
+    describe(gathering, true, present, sizeof present);
+    if (gathering->size != member->size)
+        return fail(fault, GRADD_ERR_DISAGREE,
+                    "job %s: rank %u %s says the job has %u ranks, %s said %u", m->name,
+                    member->rank, who(member, me, sizeof me), member->size, present,
+                    gathering->size);
+    if (gathering->coordinator != member->coordinator)
+        return fail(fault, GRADD_ERR_DISAGREE,
+                    "job %s: rank %u %s names %s as its coordinator, %s named %s: "
+                    "GRADD_COORDINATOR has to be the node of rank 0 for all of them",
+                    m->name, member->rank, who(member, me, sizeof me),
+                    member->coordinator ? "another node" : "this node", present,
+                    gathering->coordinator ? "another node" : "this node");
+    return 0;
+}
+
 static int check_slot(const struct membership *m, const struct member *member, struct fault *fault)
 {
     const struct roster *gathering = &m->gathering;
     const struct member *holder = NULL;
+    char me[300], them[300];
     if (!m->has_failed && member->rank < m->running.size)
         holder = m->running.of_rank[member->rank];
     if (holder)
         return fail(fault, GRADD_ERR_DUPLICATE,
-                    "job %s: rank %u (pid %d) joins, but pid %d holds this rank in epoch %llu",
-                    m->name, member->rank, (int)member->pid, (int)holder->pid,
-                    (unsigned long long)m->epoch);
-    if (gathering->size && gathering->size != member->size) {
-        char present[300];
-        describe(gathering, true, present, sizeof present);
-        return fail(fault, GRADD_ERR_DISAGREE,
-                    "job %s: rank %u (pid %d) says the job has %u ranks, %s said %u", m->name,
-                    member->rank, (int)member->pid, member->size, present, gathering->size);
-    }
+                    "job %s: rank %u %s joins, but %s holds this rank in epoch %llu", m->name,
+                    member->rank, who(member, me, sizeof me),
+                    holder_name(holder, them, sizeof them), (unsigned long long)m->epoch);
+    int rc = gathering->size ? check_agreement(m, member, fault) : 0;
+    if (rc < 0)
+        return rc;
     holder = gathering->size ? gathering->of_rank[member->rank] : NULL;
     if (holder)
         return fail(fault, GRADD_ERR_DUPLICATE,
-                    "job %s: rank %u (pid %d) joins, but pid %d waits as this rank already",
-                    m->name, member->rank, (int)member->pid, (int)holder->pid);
+                    "job %s: rank %u %s joins, but %s waits as this rank already", m->name,
+                    member->rank, who(member, me, sizeof me),
+                    holder_name(holder, them, sizeof them));
     return 0;
 }
 
@@ -184,6 +224,7 @@ int membership_join(struct membership *m, struct member *member, struct fault *o
             return fail(out_fault, GRADD_ERR_NO_MEMORY, "job %s: the daemon is out of memory",
                         m->name);
         gathering->size = member->size;
+        gathering->coordinator = member->coordinator;
     }
     gathering->of_rank[member->rank] = member;
     gathering->n++;
@@ -193,24 +234,70 @@ int membership_join(struct membership *m, struct member *member, struct fault *o
     return 0;
 }
 
-bool membership_is_ready(const struct membership *m)
+bool membership_is_free(const struct membership *m)
 {
-    return m->gathering.size && m->gathering.n == m->gathering.size &&
-           (m->has_failed || m->running.n == 0);
+    return m->has_failed || m->running.n == 0;
 }
 
-void membership_begin(struct membership *m)
+bool membership_is_ready(const struct membership *m)
 {
-    assert(membership_is_ready(m));
+    return m->gathering.size && m->gathering.n == m->gathering.size && !m->gathering.coordinator &&
+           membership_is_free(m);
+}
+
+uint64_t membership_next_epoch(const struct membership *m)
+{
+    uint64_t last = m->epoch;
+    for (uint32_t rank = 0; rank < m->gathering.size; rank++) {
+        const struct member *member = m->gathering.of_rank[rank];
+        if (member && member->last_epoch > last)
+            last = member->last_epoch;
+    }
+    return last + 1;
+}
+
+/* Move the ranks that are taken out of the gathering, into a roster of their own. */
+static int split_gathering(struct membership *m, const bool *takes, struct roster *out)
+{
+    struct roster *gathering = &m->gathering;
+    *out = (struct roster){.size = gathering->size, .coordinator = gathering->coordinator};
+    out->of_rank = calloc(gathering->size, sizeof *out->of_rank);
+    if (!out->of_rank)
+        return -ENOMEM;
+    for (uint32_t rank = 0; rank < gathering->size; rank++) {
+        if (!takes[rank] || !gathering->of_rank[rank])
+            continue;
+        out->of_rank[rank] = gathering->of_rank[rank];
+        gathering->of_rank[rank] = NULL;
+        out->n++;
+        gathering->n--;
+    }
+    if (gathering->n == 0)
+        roster_clear(gathering);
+    return 0;
+}
+
+int membership_begin(struct membership *m, uint64_t epoch, const bool *takes)
+{
+    assert(membership_is_free(m) && epoch > m->epoch);
+    struct roster fresh = m->gathering;
+    if (takes) {
+        int rc = split_gathering(m, takes, &fresh);
+        if (rc < 0)
+            return rc;
+    } else {
+        m->gathering = (struct roster){.size = 0};
+    }
     roster_clear(&m->running);
-    m->running = m->gathering;
-    m->gathering = (struct roster){.size = 0};
-    m->epoch++;
+    m->running = fresh;
+    m->epoch = epoch;
     m->has_failed = false;
     m->last_error[0] = '\0';
     for (uint32_t rank = 0; rank < m->running.size; rank++)
-        m->running.of_rank[rank]->state = MEMBER_ACTIVE;
+        if (m->running.of_rank[rank])
+            m->running.of_rank[rank]->state = MEMBER_ACTIVE;
     settle(m);
+    return 0;
 }
 
 void membership_remove(struct membership *m, struct member *member)
@@ -239,6 +326,14 @@ void membership_fail(struct membership *m, const char *text)
         if (m->running.of_rank[rank])
             m->running.of_rank[rank]->state = MEMBER_STALE;
     settle(m);
+}
+
+void membership_move(struct membership *m, struct peer_link *coordinator)
+{
+    m->gathering.coordinator = coordinator;
+    for (uint32_t rank = 0; rank < m->gathering.size; rank++)
+        if (m->gathering.of_rank[rank])
+            m->gathering.of_rank[rank]->coordinator = coordinator;
 }
 
 void membership_dismiss(struct membership *m)

@@ -5,8 +5,12 @@
  * Pure: no sockets, clock or log; sessions hand in their members and carry out what is decided.
  * Thread: loop.
  *
+ * A gathering belongs to this daemon, which then knows all of its ranks, also those on other nodes;
+ * or to the daemon of another node, the coordinator, and then only ranks of this node are here.
+ *
  * Invariant: a member is in at most one roster, in the slot of its rank, and its state says which;
- * an epoch begins only when the gathering is whole and nobody is active in the epoch before.
+ * all members of a gathering name the same coordinator; an epoch begins only when nobody is active
+ * in the epoch before and, where this daemon coordinates, when the gathering is whole.
  */
 #ifndef GRADD_CONTROL_MEMBERSHIP_H
 #define GRADD_CONTROL_MEMBERSHIP_H
@@ -15,6 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+struct peer_link; /* a link to the daemon of another node */
 
 enum {
     MEMBERSHIP_SIZE_MAX = 4096,
@@ -37,21 +43,32 @@ enum member_state {
     MEMBER_STALE,   /* in an epoch that has failed; holds no slot of a living one */
 };
 
-/* One rank of one trainer. Owned by its session; zeroed is valid (MEMBER_NONE). */
+/*
+ * One rank of one trainer. Owned by its session, or by the job when its node is another; zeroed is
+ * valid (MEMBER_NONE).
+ */
 struct member {
     enum member_state state;
-    uint32_t rank, size, local_rank, local_size;
+    uint32_t rank, size, local_rank;
+    uint32_t local_size; /* 0: not known, and then nor is local_rank */
     pid_t pid;
+    const char *node;               /* NULL: this one */
+    struct peer_link *origin;       /* to that node; NULL: it is on this node */
+    struct peer_link *coordinator;  /* to the node that gathers its job; NULL: this daemon does */
+    uint64_t last_epoch;            /* of the job, that its node knows */
+    bool is_forwarded;              /* the coordinator has been told */
     char source[MEMBER_SOURCE_MAX]; /* where its identity came from, in the library's word */
     struct membership *membership;  /* unless MEMBER_NONE */
     uint64_t since_ns;              /* joined at */
+    uint64_t deadline_ns;           /* of its wait */
     void *session;
 };
 
 struct roster {
-    uint32_t size; /* 0: empty */
-    uint32_t n;
-    struct member **of_rank; /* [size], NULL: not here */
+    uint32_t size;                 /* of the job; 0: empty */
+    uint32_t n;                    /* members here */
+    struct peer_link *coordinator; /* that all of them name; NULL: this daemon */
+    struct member **of_rank;       /* [size], NULL: not here */
 };
 
 struct membership {
@@ -85,17 +102,30 @@ void membership_deinit(struct membership *m);
  */
 int membership_join(struct membership *m, struct member *member, struct fault *out_fault);
 
-/* All ranks have gathered and the epoch before is over: membership_begin() may be called. */
+/* Nobody is active any more: an epoch may begin. */
+bool membership_is_free(const struct membership *m);
+
+/* This daemon coordinates, all ranks have gathered, and the epoch before is over. */
 bool membership_is_ready(const struct membership *m);
 
-/* The gathering becomes the next epoch; stale members of the last one are let go. */
-void membership_begin(struct membership *m);
+/* The number of the gathering's epoch: above all that its nodes have seen. */
+uint64_t membership_next_epoch(const struct membership *m);
+
+/*
+ * The gathering (NULL), or its ranks r with takes[r], become the epoch of that number; stale
+ * members of the last one are let go. Only when membership_is_free(). 0, or -ENOMEM (nothing has
+ * changed).
+ */
+int membership_begin(struct membership *m, uint64_t epoch, const bool *takes);
 
 /* The member goes in order, from whatever roster it is in; becomes MEMBER_NONE. */
 void membership_remove(struct membership *m, struct member *member);
 
 /* The running epoch fails: its members become MEMBER_STALE. text is kept as the last error. */
 void membership_fail(struct membership *m, const char *text);
+
+/* The gathering belongs to another daemon, or (NULL) to this one after all. */
+void membership_move(struct membership *m, struct peer_link *coordinator);
 
 /* Empty the gathering. The members (MEMBER_NONE) stay readable by the caller's own list. */
 void membership_dismiss(struct membership *m);

@@ -22,10 +22,13 @@ static const uint64_t LOSS_GRACE_NS = UINT64_C(100) * 1000000;
 /* Who ended another user's process is told only once its parent has waited for it. */
 static const uint64_t LOSS_RETRY_NS = UINT64_C(5) * 1000000;
 static const uint64_t MS = 1000000;
+/* A coordinator that refuses at its own time limit is heard before ours. */
+static const uint64_t REMOTE_GRACE_NS = UINT64_C(2) * 1000000000;
 
 static void on_frame(void *data, struct conn *conn, struct wire_frame *frame);
 static void on_closed(void *data, struct conn *conn, const char *reason);
 static void on_timer(void *data);
+static void on_resolved(void *data, const struct resolved *result);
 static void on_process_end(void *data, int fd, unsigned events);
 
 static const struct conn_ops conn_ops = {.on_frame = on_frame, .on_closed = on_closed};
@@ -84,6 +87,7 @@ void session_free(struct session *session)
 {
     TAILQ_REMOVE(&session->daemon->sessions, session, link);
     session->daemon->n_sessions--;
+    resolve_cancel(session->lookup);
     watch_free(session->timer);
     watch_free(session->process);
     conn_free(session->conn);
@@ -194,7 +198,10 @@ static void on_timer(void *data)
         session_reject(session, GRADD_ERR_TIMEOUT, text);
         break;
     case SESSION_TRAINER:
-        if (session->member.state == MEMBER_WAITING)
+        if (session->lookup) {
+            resolve_cancel(session->lookup);
+            on_resolved(session, &(struct resolved){.error = "the name service does not answer"});
+        } else if (session->member.state == MEMBER_WAITING)
             job_join_timed_out(&session->member, (clock_now_ns() - session->member.since_ns) / MS);
         break;
     case SESSION_ADMIN:
@@ -282,17 +289,83 @@ static void fill_member(struct session *session, const Pb__Join *join)
 {
     struct member *member = &session->member;
     bool knows_local = join->local_size > 0 && join->local_rank < join->local_size;
+    uint64_t limit_ms = session->daemon->config.join_timeout_ms;
+    if (join->timeout_ms && join->timeout_ms < limit_ms)
+        limit_ms = join->timeout_ms;
     member->rank = join->rank;
     member->size = join->size;
     member->local_rank = knows_local ? join->local_rank : join->rank;
-    member->local_size = knows_local ? join->local_size : join->size;
+    member->local_size = knows_local ? join->local_size : 0;
     member->pid = session->peer.pid;
+    member->is_forwarded = false;
     member->since_ns = clock_now_ns();
+    member->deadline_ns = member->since_ns + limit_ms * MS;
     snprintf(member->source, sizeof member->source, "%s", join->source);
     /* It is shown on terminals. */
     for (char *c = member->source; *c; c++)
         if (*c < 0x20 || *c > 0x7e)
             *c = '?';
+}
+
+/* Join the job of session->job, whose coordinator (NULL: this daemon) has been found. */
+static void enter_job(struct session *session, const struct resolved *coordinator)
+{
+    struct member *member = &session->member;
+    struct fault fault;
+    uint64_t now = clock_now_ns();
+    watch_arm(session->timer, member->deadline_ns > now ? member->deadline_ns - now : 0);
+    int rc = jobs_join(&session->daemon->jobs, session->job, &session->peer, coordinator, member,
+                       &fault);
+    if (rc < 0) {
+        watch_disarm(session->timer);
+        reply_error(session, fault.code, fault.text);
+    } else if (member->state == MEMBER_WAITING && member->coordinator) {
+        watch_arm(session->timer, member->deadline_ns - now + REMOTE_GRACE_NS);
+    }
+}
+
+static void on_resolved(void *data, const struct resolved *result)
+{
+    struct session *session = data;
+    session->lookup = NULL;
+    if (result->n_addresses) {
+        enter_job(session, result);
+        return;
+    }
+    char text[FAULT_TEXT_MAX];
+    watch_disarm(session->timer);
+    snprintf(text, sizeof text, "job %s: the coordinator's address can not be found: %s",
+             session->job, result->error);
+    reply_error(session, GRADD_ERR_INVALID, text);
+}
+
+/* Numbers are used at once, names are looked up meanwhile. */
+static void find_coordinator(struct session *session, const char *text)
+{
+    struct peers *peers = session->daemon->jobs.peers;
+    char host[RESOLVE_HOST_MAX + 1], reason[FAULT_TEXT_MAX];
+    uint16_t port;
+    struct resolved number = {.n_addresses = 1};
+    if (!resolve_split(text, peers_port(peers), host, &port)) {
+        snprintf(reason, sizeof reason,
+                 "job %s: the coordinator \"%.80s\" is not of the form host:port", session->job,
+                 text);
+        reply_error(session, GRADD_ERR_INVALID, reason);
+        return;
+    }
+    if (resolve_number(host, port, &number.addresses[0])) {
+        enter_job(session, &number);
+        return;
+    }
+    session->lookup = resolve_start(peers->resolver, host, port, on_resolved, session);
+    if (!session->lookup) {
+        snprintf(reason, sizeof reason,
+                 "job %s: too many host names are being looked up; give the coordinator's number",
+                 session->job);
+        reply_error(session, GRADD_ERR_UNAVAILABLE, reason);
+        return;
+    }
+    watch_arm(session->timer, session->member.deadline_ns - session->member.since_ns);
 }
 
 static void on_join(struct session *session, const Pb__Join *join)
@@ -303,29 +376,30 @@ static void on_join(struct session *session, const Pb__Join *join)
         reply_error(session, fault.code, fault.text);
         return;
     }
-    if (member->state == MEMBER_WAITING || member->state == MEMBER_ACTIVE) {
+    bool is_joined = member->state == MEMBER_WAITING || member->state == MEMBER_ACTIVE;
+    if (is_joined || session->lookup) {
         snprintf(
             fault.text, sizeof fault.text,
             "job %s: pid %d joins as rank %u, but this connection is rank %u of job %s already",
-            join->job, (int)session->peer.pid, join->rank, member->rank, member->membership->name);
+            join->job, (int)session->peer.pid, join->rank, member->rank,
+            is_joined ? member->membership->name : session->job);
         reply_error(session, GRADD_ERR_DUPLICATE, fault.text);
         return;
     }
     job_member_leave(member); /* of an epoch that has failed */
     fill_member(session, join);
-    uint64_t limit_ms = session->daemon->config.join_timeout_ms;
-    if (join->timeout_ms && join->timeout_ms < limit_ms)
-        limit_ms = join->timeout_ms;
-    watch_arm(session->timer, limit_ms * MS);
-    if (jobs_join(&session->daemon->jobs, join->job, &session->peer, member, &fault) < 0) {
-        watch_disarm(session->timer);
-        reply_error(session, fault.code, fault.text);
-    }
+    snprintf(session->job, sizeof session->job, "%s", join->job);
+    if (*join->coordinator && session->daemon->jobs.peers)
+        find_coordinator(session, join->coordinator);
+    else
+        enter_job(session, NULL);
 }
 
 static void on_leave(struct session *session)
 {
     watch_disarm(session->timer);
+    resolve_cancel(session->lookup);
+    session->lookup = NULL;
     job_member_leave(&session->member);
     session->state = SESSION_TRAINER;
     Pb__Left left = PB__LEFT__INIT;
@@ -335,18 +409,18 @@ static void on_leave(struct session *session)
     conn_push(session->conn, &envelope);
 }
 
-void session_on_joined(struct session *session, uint64_t epoch, int fd)
+void session_on_joined(struct session *session, const struct session_place *place, int fd)
 {
     const struct member *member = &session->member;
     watch_disarm(session->timer);
     Pb__Joined joined = PB__JOINED__INIT;
-    joined.epoch = epoch;
+    joined.epoch = place->epoch;
     joined.rank = member->rank;
     joined.size = member->size;
     joined.local_rank = member->local_rank;
     joined.local_size = member->local_size;
-    joined.node_rank = 0;
-    joined.n_nodes = 1;
+    joined.node_rank = place->node_rank;
+    joined.n_nodes = place->n_nodes;
     joined.max_in_flight = (uint32_t)session->daemon->config.max_in_flight;
     joined.memory_bytes = session->daemon->config.job_memory_bytes;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;

@@ -15,6 +15,7 @@
 #include "base/conn.h"
 #include "control/membership.h"
 #include "control/peer.h"
+#include "control/resolve.h"
 
 struct daemon;
 
@@ -36,10 +37,13 @@ struct session {
     struct watch *process; /* its pidfd; only for trainers */
     struct watch *timer;   /* what for: by state */
     struct member member;
-    uint64_t loss_deadline_ns; /* when the cause of a loss is said, known or not */
+    struct resolution *lookup;         /* of the coordinator's name, while its Join waits for it */
+    char job[MEMBERSHIP_NAME_MAX + 1]; /* of that Join */
+    uint64_t loss_deadline_ns;         /* when the cause of a loss is said, known or not */
     /* A JobRequest that waits for the worker's answer. */
     struct {
         bool is_pending;
+        bool is_remote; /* the job's coordinator is asked */
         uid_t uid;
         char name[MEMBERSHIP_NAME_MAX + 1];
         uint64_t seq;
@@ -54,6 +58,12 @@ struct session_failure {
     pid_t pid;
 };
 
+/* Where its rank is in the epoch. */
+struct session_place {
+    uint64_t epoch;
+    uint32_t node_rank, n_nodes;
+};
+
 /* Serve a new connection. fd is taken, even on failure (NULL). */
 struct session *session_new(struct daemon *daemon, int take_fd);
 /* At once and without a word to its job. */
@@ -63,7 +73,7 @@ void session_free(struct session *session);
 void session_reject(struct session *session, int code, const char *text);
 
 /* From the job of its member. fd is borrowed. */
-void session_on_joined(struct session *session, uint64_t epoch, int fd);
+void session_on_joined(struct session *session, const struct session_place *place, int fd);
 void session_on_join_refused(struct session *session, const struct fault *fault);
 void session_on_epoch_failed(struct session *session, const struct session_failure *failure);
 /* The worker has lost it; the session finds out how. */

@@ -115,6 +115,7 @@ static void send_configure(struct worker_process *worker, const struct worker_se
     configure.fusion_bytes = config->fusion_bytes;
     configure.max_in_flight = (uint32_t)config->max_in_flight;
     configure.log_level = (char *)log_level_name((enum log_level)config->log_level);
+    configure.peer_dead_ms = (uint32_t)config->peer_dead_ms;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_CONFIGURE;
     envelope.configure = &configure;
