@@ -315,9 +315,9 @@ class Daemon:
         os.close(ready_write)
         self.log = LineReader(self.process.stderr)
         ready, _, _ = select.select([ready_read], [], [], REPLY_S)
-        byte = os.read(ready_read, 1) if ready else b""
+        line = os.read(ready_read, 64) if ready else b""
         os.close(ready_read)
-        if byte != b"\n":
+        if not line.endswith(b"\n"):
             self.destroy()
             raise AssertionError("gradd did not start:\n" + self.log.text())
         self.fds_at_start = fds_of(self.pid)
