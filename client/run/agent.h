@@ -17,7 +17,7 @@
 #include "args.h"
 
 /* The launcher speaks every AGENT_PING_S seconds, and so does the agent in answer. */
-enum { AGENT_PING_S = 10, AGENT_SILENCE_S = 60 };
+enum { AGENT_PING_S = 5, AGENT_SILENCE_S = 30 };
 
 /* A front_body; args are not used. */
 int agent_run(const struct args *args, const sigset_t *rank_mask);

@@ -64,11 +64,10 @@ static void pronounce(struct cluster *c)
     const struct verdict *v = &c->verdict;
     const struct cluster_rank *rank = &c->ranks[v->rank];
     char how[64];
-    unsigned n_living = c->n_ranks - c->n_over;
     ending_describe(v->ending, how, sizeof how);
     cluster_say(c, "rank %u (pid %d on %s) %s%s", v->rank, (int)rank->pid,
                 c->hosts->list[rank->host].name, how,
-                n_living > 0 ? "; ending the other ranks" : "");
+                v->had_others ? "; ending the other ranks" : "");
     c->exit_code = ending_exit_code(v->ending);
     c->verdict.is_open = false;
 }
@@ -88,7 +87,11 @@ void cluster_on_exited(struct cluster *c, const struct message *m)
                         c->hosts->list[rank->host].name, how);
     bool is_failure = ending_exit_code(ending) != 0 && !m->is_asked;
     if (is_failure && c->state == CLUSTER_RUNNING) {
-        *v = (struct verdict){true, cluster_now_s() + verdict_s, m->rank, ending};
+        *v = (struct verdict){.is_open = true,
+                              .at = cluster_now_s() + verdict_s,
+                              .rank = m->rank,
+                              .ending = ending,
+                              .had_others = c->n_over < c->n_ranks};
         cluster_begin_ending(c);
     } else if (is_failure && v->is_open && ending.signal && !v->ending.signal) {
         v->rank = m->rank;

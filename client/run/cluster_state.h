@@ -39,6 +39,7 @@ struct verdict {
     double at; /* when it is pronounced */
     unsigned rank;
     struct ending ending;
+    bool had_others; /* who ran still */
 };
 
 struct cluster {

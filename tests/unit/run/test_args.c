@@ -99,6 +99,42 @@ START_TEST(refusals_say_what_was_expected)
 }
 END_TEST
 
+START_TEST(hosts_make_the_number_of_ranks_optional)
+{
+    ck_assert_int_eq(
+        PARSE("-H", "a:2,b", "--ssh-port=2222", "--ssh-identity-file", "k", "--set", "a=1", "x"),
+        0);
+    ck_assert_uint_eq(args.n_ranks, 0);
+    ck_assert_str_eq(args.hosts, "a:2,b");
+    ck_assert_uint_eq(args.ssh_port, 2222);
+    ck_assert_int_eq(PARSE("--hostfile", "f", "--check"), 0);
+    ck_assert(args_has_hosts(&args));
+    ck_assert_int_eq(PARSE("-np", "2", "--check"), 0);
+    ck_assert(args_has_hosts(&args));
+}
+END_TEST
+
+START_TEST(what_needs_hosts_says_so)
+{
+    expect_refusal(PARSE("-np", "2", "--rsh", "r", "x"),
+                   "--rsh needs hosts: give -H or --hostfile");
+    expect_refusal(PARSE("-np", "2", "--system", "x"),
+                   "--system needs hosts: give -H or --hostfile");
+    expect_refusal(PARSE("-H", "a", "--hostfile", "f", "x"),
+                   "-H and --hostfile exclude each other");
+    expect_refusal(PARSE("-H", "a", "--system", "--private", "x"),
+                   "--system and --private exclude each other");
+    expect_refusal(PARSE("-H", "a", "--rsh", "r", "--ssh-port", "2", "x"),
+                   "--rsh takes ssh's place: give port and key to that command instead of "
+                   "--ssh-port and --ssh-identity-file");
+    expect_refusal(PARSE("-H", "a", "--ssh-port", "65536", "x"),
+                   "--ssh-port 65536: expected a port from 1 to 65535");
+    expect_refusal(PARSE("-H", "a", "--system", "--set", "a=1", "x"),
+                   "--set is for a private daemon: add --private (the node's daemon has its own "
+                   "gradd.conf)");
+}
+END_TEST
+
 START_TEST(the_number_of_ranks_is_bounded)
 {
     const char *const bad[] = {"0", "-1", "1025", "2x", "", " 2", "99999999999999999999"};
@@ -117,6 +153,8 @@ int main(void)
         lists_keep_their_order,
         help_needs_nothing_else,
         refusals_say_what_was_expected,
+        hosts_make_the_number_of_ranks_optional,
+        what_needs_hosts_says_so,
         the_number_of_ranks_is_bounded,
     };
     int rc = run_suite("args", tests, sizeof tests / sizeof *tests);

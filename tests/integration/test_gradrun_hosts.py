@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradrun over several hosts: network namespaces, a real sshd in each, real agents.
+
+The private daemons here are a stand-in that keeps the contract with gradrun (fake_gradd.py), so
+that these tests are about launching; training over nodes has its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+import netns
+from harness import (
+    GRADRUN, PYTHON, REPLY_S, ROOT, SLOW, LineReader, World, client_environment, eventually,
+    no_randomisation,
+)
+from ssh_hosts import SshHosts, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "-")
+FAKE = ROOT / "tests/unit/run/fake_gradd.py"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[SshHosts]:
+    made = SshHosts(3)
+    yield made
+    made.close()
+
+
+class Site:
+    """Where one test runs gradrun; at the end nothing of it is left on any node."""
+
+    def __init__(self, nodes: SshHosts, world: World, tmp_path: Path) -> None:
+        self.nodes, self.world, self.tmp_path = nodes, world, tmp_path
+        # A short path: a daemon's socket lies in it.
+        self.runtime = Path(f"/tmp/gradd-hosts-{os.getpid()}")
+        self.runtime.mkdir(mode=0o700)
+        self.environment = {
+            **client_environment(), "GRADD_DAEMON": str(FAKE), "GRADD_SOCKET": "",
+            "PATH": f"{nodes.bin}:{os.environ['PATH']}",
+        }
+
+    def hosts(self, *slots: int) -> str:
+        return ",".join(f"{a}:{n}" for a, n in zip(self.nodes.addresses, slots))
+
+    def words(self, *options: str, identity: bool = True, program: str = str(GRADRUN)) -> list[str]:
+        key = ["--ssh-identity-file", str(self.nodes.home / "user_key")] if identity else []
+        return self.nodes.launcher.prefix + [
+            *no_randomisation(), program, *key, "-x", f"XDG_RUNTIME_DIR={self.runtime}", *options]
+
+    def run(self, *options: str, timeout: float = 60, cwd: Path | None = None, identity: bool = True,
+            **extra: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.words(*options, identity=identity), capture_output=True,
+                              text=True, timeout=timeout * SLOW, cwd=cwd or self.tmp_path,
+                              stdin=subprocess.DEVNULL, env={**self.environment, **extra})
+
+    def script(self, body: str) -> list[str]:
+        path = self.tmp_path / "script.py"
+        path.write_text("import json, os, signal, sys, time\n" + textwrap.dedent(body))
+        return [PYTHON, "-u", str(path)]
+
+    def start(self, *options: str) -> "Running":
+        return Running(self, self.words(*options))
+
+    def is_empty(self) -> bool:
+        return not any(self.nodes.processes(host) for host in self.nodes.hosts)
+
+    def assert_nothing_is_left(self, timeout_s: float = REPLY_S) -> None:
+        eventually(self.is_empty, "no process is left on a node", timeout_s)
+        eventually(lambda: not list(self.runtime.iterdir()), "no directory is left", 5.0)
+
+    def close(self) -> None:
+        left = list(self.runtime.iterdir())
+        subprocess.run(["rm", "-rf", str(self.runtime)], check=True)
+        assert not left, f"left behind: {left}"
+
+
+class Running:
+    """A gradrun whose ranks have said "up"."""
+
+    def __init__(self, site: Site, words: list[str]) -> None:
+        self.site = site
+        self.process = site.world.popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            text=True, env=site.environment, cwd=site.tmp_path, start_new_session=True)
+        self.out = LineReader(self.process.stdout)
+        self.err = LineReader(self.process.stderr)
+
+    def wait_until_up(self, n: int) -> None:
+        eventually(lambda: sum(line.endswith("up") for line in self.out.lines) >= n,
+                   f"{n} ranks are up; stderr: {self.err.lines}")
+
+    def pid(self) -> int:
+        """Of gradrun: what entered the namespace has become it."""
+        return self.process.pid
+
+    def wait(self, timeout_s: float = 40 * SLOW) -> int:
+        return self.process.wait(timeout_s)
+
+    def errors(self) -> str:
+        self.err.thread.join(10)
+        return "\n".join(self.err.lines)
+
+
+@pytest.fixture
+def site(nodes: SshHosts, world: World, tmp_path: Path) -> Iterator[Site]:
+    made = Site(nodes, world, tmp_path)
+    yield made
+    try:
+        made.assert_nothing_is_left()
+    finally:
+        made.close()
+
+
+WAIT = 'print("up"); signal.pause()'
+
+
+def own_lines(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """What gradrun itself said, without the daemons' logs."""
+    return [line for line in result.stderr.splitlines() if line.startswith("gradrun: ")]
+
+
+def test_every_rank_knows_its_place(site: Site) -> None:
+    result = site.run("-H", site.hosts(2, 1, 2), *site.script(
+        'print(json.dumps(dict(os.environ)))'))
+    assert result.returncode == 0, result.stderr
+    ranks = {}
+    for line in result.stdout.splitlines():
+        prefix, _, text = line.partition(" ")
+        ranks[prefix] = json.loads(text)
+    assert sorted(ranks) == [f"[{i}]" for i in range(5)]
+    # rank: host, local rank, local size, cross rank, cross size
+    expected = [(0, 0, 2, 0, 3), (0, 1, 2, 0, 2), (1, 0, 1, 1, 3), (2, 0, 2, 2, 3), (2, 1, 2, 1, 2)]
+    for rank, (host, local_rank, local_size, cross_rank, cross_size) in enumerate(expected):
+        e = ranks[f"[{rank}]"]
+        for name, value in {
+            "GRADD_RANK": rank, "RANK": rank, "HOROVOD_RANK": rank, "GRADD_WORLD_SIZE": 5,
+            "WORLD_SIZE": 5, "HOROVOD_SIZE": 5, "GRADD_LOCAL_RANK": local_rank,
+            "LOCAL_RANK": local_rank, "HOROVOD_LOCAL_RANK": local_rank,
+            "GRADD_LOCAL_SIZE": local_size, "LOCAL_WORLD_SIZE": local_size, "GROUP_RANK": host,
+            "GROUP_WORLD_SIZE": 3, "HOROVOD_CROSS_RANK": cross_rank,
+            "HOROVOD_CROSS_SIZE": cross_size, "MASTER_ADDR": site.nodes.addresses[0],
+        }.items():
+            assert e[name] == str(value), (rank, name, e[name])
+        assert e["SSH_CONNECTION"].split()[2] == site.nodes.addresses[host]
+        assert e["GRADD_COORDINATOR"] == ranks["[0]"]["GRADD_COORDINATOR"]
+        assert e["MASTER_PORT"] == ranks["[0]"]["MASTER_PORT"] != "0"
+        assert e["GRADD_JOB"] == ranks["[0]"]["GRADD_JOB"]
+        assert e["GRADD_SOCKET"].startswith(str(site.runtime))
+    port = ranks["[0]"]["GRADD_COORDINATOR"].removeprefix(site.nodes.addresses[0] + ":")
+    assert f"[gradd@{site.nodes.addresses[0]}] peers at {site.nodes.addresses[0]}:{port}\n" \
+        in result.stderr
+    # One daemon for a host, not for a rank.
+    assert len({e["GRADD_SOCKET"] for e in ranks.values()}) == 3
+
+
+def test_this_host_and_another(site: Site) -> None:
+    """No ssh to this host, and the other one still finds the coordinator here."""
+    here = site.nodes.launcher.address
+    for name in ("localhost", here):
+        result = site.run("-H", f"{name}:1,{site.nodes.addresses[0]}:1", *site.script(
+            'e = os.environ; print(e["GRADD_COORDINATOR"], e["MASTER_ADDR"], "SSH_CONNECTION" in e)'))
+        assert result.returncode == 0, result.stderr
+        assert re.search(rf"^\[0\] {here}:\d+ {here} False$", result.stdout, re.M), result.stdout
+        assert re.search(rf"^\[1\] {here}:\d+ {here} True$", result.stdout, re.M), result.stdout
+        assert f"[gradd@{name}] peers at {here}:" in result.stderr, result.stderr
+
+
+def test_the_coordinators_address_can_be_given(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 1), "--coordinator-address", "node0.example",
+                      *site.script('print(os.environ["GRADD_COORDINATOR"])'))
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"\] node0.example:\d+\n", result.stdout)) == 2, result.stdout
+
+
+def test_a_host_file_and_fewer_ranks_than_slots(site: Site) -> None:
+    a = site.nodes.addresses
+    (site.tmp_path / "hosts").write_text(
+        f"# nodes\n{a[0]} slots=1\n{a[1]}:2 # two\n\n{a[2]} slots=4 max_slots=8\n")
+    result = site.run("-np", "2", "--hostfile", "hosts", "-v", *site.script('print("here")'))
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[0@{a[0]}] here", f"[1@{a[1]}] here"]
+    assert a[2] not in result.stderr
+
+
+def test_environment_and_directory_are_the_launchers(site: Site) -> None:
+    result = site.run(
+        "-H", site.hosts(1, 1), "-x", "GIVEN=a b'c", "-x", "MINE", *site.script(
+            'print(os.getcwd(), os.environ["GIVEN"], os.environ["MINE"],'
+            ' os.environ["PYTHONPATH"], os.environ["GRADD_ANY"], "NOT_SENT" in os.environ)'),
+        MINE="m", PYTHONPATH="/p/p", GRADD_ANY="g", NOT_SENT="1")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{i}] {site.tmp_path} a b'c m /p/p g False" for i in range(2)]
+
+
+def test_output_is_collected_here(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 2), "--output", "logs", "-q", *site.script(
+        'print("out", os.environ["RANK"]); print("err", file=sys.stderr)'))
+    assert result.returncode == 0 and "out" not in result.stdout, result
+    for rank in range(3):
+        text = (site.tmp_path / f"logs/rank.{rank}.log").read_text()
+        assert sorted(text.splitlines()) == ["err", f"out {rank}"]
+
+
+def test_much_output_arrives_whole(site: Site) -> None:
+    result = site.run("-H", site.hosts(2, 2), *site.script(
+        'r = os.environ["RANK"]\nfor i in range(20000): print(r * 40, i)'))
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == 80000
+    for line in lines:
+        assert re.fullmatch(r"\[(\d)\] \1{40} \d+", line), line
+
+
+def test_nobody_reads_the_output_any_more(site: Site) -> None:
+    words = site.words("-H", site.hosts(1, 1), "yes")
+    process = site.world.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               stdin=subprocess.DEVNULL, env=site.environment, cwd=site.tmp_path)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(30 * SLOW) == 128 + signal.SIGPIPE
+
+
+def test_the_first_failure_ends_all_hosts(site: Site) -> None:
+    result = site.run("-H", site.hosts(2, 1), *site.script(
+        'sys.exit(7) if os.environ["RANK"] == "2" else signal.pause()'))
+    assert result.returncode == 7, result
+    assert len(own_lines(result)) == 1, result.stderr
+    assert re.search(rf"gradrun: rank 2 \(pid \d+ on {site.nodes.addresses[1]}\) exited with code "
+                     "7; ending the other ranks", result.stderr)
+
+
+def test_a_killed_rank_is_to_blame_and_not_those_that_notice(site: Site) -> None:
+    # Rank 0 gives up because of rank 1's death, and its news may come first.
+    result = site.run("-H", site.hosts(1, 1), *site.script("""
+        flag = os.path.join(os.getcwd(), "dead")
+        if os.environ["RANK"] == "1":
+            os.mkfifo(flag)
+            os.open(flag, os.O_RDWR)
+            while os.stat(flag).st_size == 0 and not os.path.exists(flag + ".seen"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+        fd = os.open(flag, os.O_RDONLY)
+        open(flag + ".seen", "w").close()
+        os.read(fd, 1)
+        sys.exit(1)
+    """))
+    assert result.returncode == 128 + 9, result
+    assert "rank 1 (pid" in result.stderr and "SIGKILL" in result.stderr
+
+
+def test_a_program_that_is_not_there(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 1), "/nonexistent/program")
+    assert result.returncode == 127, result
+    assert len(own_lines(result)) == 1 and "/nonexistent/program" in result.stderr
+
+
+def test_the_time_limit(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 1), "--timeout", "0.5", *site.script(WAIT))
+    assert result.returncode == 124 and "0.5 s" in result.stderr, result
+
+
+def expect_one_line(result: subprocess.CompletedProcess[str], host: str, *parts: str) -> None:
+    assert result.returncode == 1, result
+    lines = own_lines(result)
+    assert len(lines) == 1 and lines[0].startswith(f"gradrun: host {host}: "), result.stderr
+    for part in parts:
+        assert part in lines[0], lines[0]
+
+
+def test_an_unknown_host_key(site: Site) -> None:
+    known = site.nodes.known_hosts
+    before = known.read_text()
+    try:
+        known.write_text("".join(before.splitlines(True)[:1]))
+        result = site.run("-H", site.hosts(1, 1), "true")
+    finally:
+        known.write_text(before)
+    expect_one_line(result, site.nodes.addresses[1], "does not know its host key", "known_hosts")
+
+
+def test_a_changed_host_key(site: Site) -> None:
+    known = site.nodes.known_hosts
+    before = known.read_text()
+    other = (site.nodes.home / "user_key.pub").read_text().split()[1]
+    key = before.split()[2]
+    try:
+        known.write_text(before.splitlines(True)[0] +
+                         before.splitlines(True)[1].replace(key, other))
+        result = site.run("-H", site.hosts(1, 1), "true")
+    finally:
+        known.write_text(before)
+    expect_one_line(result, site.nodes.addresses[1], "is not the one that ssh knows", "ssh-keygen")
+
+
+def test_no_key_of_ours(site: Site) -> None:
+    result = site.run("-H", site.hosts(1), "true", identity=False)
+    expect_one_line(result, site.nodes.addresses[0], "--ssh-identity-file")
+
+
+def test_no_sshd_there(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 1), "--ssh-port", "23", "true")
+    assert result.returncode == 1 and len(own_lines(result)) == 1, result
+    assert "nothing answers at its ssh port" in result.stderr
+
+
+def test_an_unreachable_host(site: Site) -> None:
+    nobody = "10.77.0.77"
+    result = site.run("-H", f"{site.hosts(1)},{nobody}:1", "true")
+    expect_one_line(result, nobody, "cannot be reached")
+
+
+def rsh(site: Site, body: str) -> str:
+    path = site.tmp_path / "rsh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_another_remote_shell(site: Site) -> None:
+    namespaces = f"{netns.NETNS_DIR}/{site.nodes.network.tag}"
+    shell = rsh(site, f"exec nsenter --net={namespaces}-n$((${{1##*.}} - 1)) sh -c \"$2\"")
+    result = site.run("--rsh", shell, "-H", site.hosts(1, 1), *site.script('print("here")'),
+                      identity=False)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] here", "[1] here"]
+
+
+def test_gradrun_is_not_on_the_host(site: Site) -> None:
+    shell = rsh(site, "exec sh -c \"exec '/elsewhere/gradrun' --agent\"")
+    result = site.run("--rsh", shell, "-H", site.hosts(1), "true", identity=False)
+    expect_one_line(result, site.nodes.addresses[0], str(GRADRUN), "is not there",
+                    "at the same path on all hosts")
+
+
+def test_another_version_is_on_the_host(site: Site) -> None:
+    shell = rsh(site, 'echo "welcome"; echo "gradrun-agent 0.0.9"; exec cat')
+    result = site.run("--rsh", shell, "-H", site.hosts(1), "true", identity=False)
+    expect_one_line(result, site.nodes.addresses[0], "0.0.9", "install the same")
+
+
+def test_a_host_that_speaks_nonsense(site: Site) -> None:
+    version = subprocess.run([str(GRADRUN), "--version"], capture_output=True, text=True,
+                             check=True).stdout.split()[1]
+    shell = rsh(site, f'echo "gradrun-agent {version}"; exec cat /dev/urandom')
+    result = site.run("--rsh", shell, "-H", site.hosts(1), "true", identity=False)
+    expect_one_line(result, site.nodes.addresses[0], "nonsense")
+
+
+def test_a_login_script_that_talks(site: Site) -> None:
+    shell = rsh(site, 'printf "welcome to this host"; exec sh -c "$2"')
+    # Towards an address that is not this host's, although the agent runs here.
+    result = site.run("--rsh", shell, "-H", f"{site.nodes.addresses[0]}:1",
+                      *site.script('print("here")'), identity=False)
+    assert result.returncode == 0 and result.stdout == "[0] here\n", result
+
+
+def test_a_directory_that_only_the_launcher_has(site: Site) -> None:
+    top = site.tmp_path / "only-here"
+    top.mkdir()
+    words = site.words("-H", site.hosts(1, 1), "true")
+    quoted = " ".join(f"'{word}'" for word in words)
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c",
+         f"mount -t tmpfs none {top} && mkdir {top}/sub && cd {top}/sub && exec {quoted}"],
+        capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, env=site.environment)
+    assert result.returncode == 1, result
+    assert len(own_lines(result)) == 1 and f"working directory {top}/sub" in result.stderr, result
+
+
+def test_a_daemon_that_cannot_start(site: Site) -> None:
+    result = site.run("-H", site.hosts(1, 1), "true", FAKE_GRADD="x", GRADD_DAEMON="/nonexistent")
+    assert result.returncode == 1 and len(own_lines(result)) == 1, result
+    assert "/nonexistent" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_to_the_launcher_leaves_nothing(site: Site, number: int) -> None:
+    running = site.start("-H", site.hosts(1, 2), *site.script(WAIT))
+    running.wait_until_up(3)
+    os.kill(running.pid(), number)
+    code = running.wait()
+    assert code in (-number, 128 + number), code
+    site.assert_nothing_is_left()
+
+
+def test_a_terminal_that_goes_away_leaves_nothing(site: Site) -> None:
+    words = site.words("-H", site.hosts(1, 1), *site.script(WAIT))
+    master, slave = os.openpty()
+    # script(1)'s part: the terminal becomes the session's own.
+    process = site.world.popen(["setsid", "--ctty", "--wait", *words], stdin=slave, stdout=slave,
+                               stderr=slave, env=site.environment, cwd=site.tmp_path)
+    os.close(slave)
+    seen = b""
+    while seen.count(b"up") < 2:
+        seen += os.read(master, 4096)
+    os.close(master)
+    process.wait(40 * SLOW)
+    site.assert_nothing_is_left()
+
+
+def test_a_second_ctrl_c_kills_at_once(site: Site) -> None:
+    running = site.start("-H", site.hosts(1, 1), *site.script(
+        'signal.signal(signal.SIGTERM, signal.SIG_IGN); print("up")\nwhile True: signal.pause()'))
+    running.wait_until_up(2)
+    started = time.monotonic()
+    os.kill(running.pid(), signal.SIGINT)
+    eventually(lambda: any("again: kill" in line for line in running.err.lines), "it heard that")
+    time.sleep(0.3)  # signals closer than 0.2 s count as one
+    os.kill(running.pid(), signal.SIGINT)
+    assert running.wait() in (-2, 130)
+    assert time.monotonic() - started < 4.5 * SLOW
+
+
+def agents(site: Site, i: int) -> list[int]:
+    """gradrun --agent on node i, the front process first."""
+    return sorted(pid for pid in site.nodes.processes(site.nodes.hosts[i])
+                  if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"gradrun\0--agent\0"))
+
+
+@pytest.mark.parametrize("which", ["front", "both"])
+def test_a_killed_agent_ends_everything(site: Site, which: str) -> None:
+    running = site.start("-H", site.hosts(1, 2), *site.script(WAIT))
+    running.wait_until_up(3)
+    pids = agents(site, 1)
+    assert len(pids) == 2
+    for pid in pids[:1] if which == "front" else pids:
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait() != 0
+    assert site.nodes.addresses[1] in running.errors(), running.errors()
+
+
+def test_a_killed_ssh_ends_everything(site: Site) -> None:
+    running = site.start("-H", site.hosts(1, 2), *site.script(WAIT))
+    running.wait_until_up(3)
+    target = f"\0{site.nodes.addresses[1]}\0".encode()
+    for pid in site.nodes.processes(site.nodes.launcher):
+        if target in Path(f"/proc/{pid}/cmdline").read_bytes() and \
+                Path(f"/proc/{pid}/comm").read_text() == "ssh\n":
+            os.kill(pid, signal.SIGKILL)
+    assert running.wait() == 1
+    text = running.errors()
+    assert f"host {site.nodes.addresses[1]}: the connection to its agent ended" in text
+    assert "ranks 1 to 2 are lost" in text, text
+
+
+def test_the_key_is_seen_nowhere(site: Site) -> None:
+    running = site.start("-H", site.hosts(1, 1), *site.script(WAIT))
+    running.wait_until_up(2)
+    digests = {m.group(1) for line in running.err.lines
+               if (m := re.search(r"key ([0-9a-f]{64})$", line))}
+    assert len(digests) == 1, running.err.lines
+    for node in site.nodes.network.nodes:
+        for pid in site.nodes.processes(node):
+            for name in ("cmdline", "environ"):
+                words = Path(f"/proc/{pid}/{name}").read_bytes()
+                for found in re.findall(rb"[0-9a-fA-F]{64,}", words):
+                    assert hashlib.sha256(found).hexdigest() not in digests, (pid, name)
+    running.process.terminate()
+    running.wait()
+
+
+@pytest.mark.timing
+@pytest.mark.limit(120)
+def test_a_pulled_cable(world: World, tmp_path: Path) -> None:
+    """A network of its own, since it does not heal."""
+    nodes = SshHosts(2)
+    try:
+        site = Site(nodes, world, tmp_path)
+        running = site.start("-H", site.hosts(1, 1), *site.script(WAIT))
+        running.wait_until_up(2)
+        nodes.hosts[1].link_down()
+        assert running.wait(40) == 1
+        assert f"host {nodes.addresses[1]}: " in running.errors()
+        # The cut-off node hears nothing, and ends by itself.
+        site.assert_nothing_is_left(60.0)
+        site.close()
+    finally:
+        nodes.close()
+
+
+def test_check_says_what_would_run_where(site: Site) -> None:
+    result = site.run("--check", "-H", site.hosts(2, 1), "python3", "train.py")
+    assert result.returncode == 0, result
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"{site.nodes.addresses[0]}: ranks 0 to 1, through ssh")
+    assert lines[1].startswith(f"{site.nodes.addresses[1]}: rank 2, through ssh")
+    assert "[gradd@" not in result.stderr, "something was started"
+
+
+def test_check_finds_a_blocked_port(site: Site) -> None:
+    a, host = site.nodes.addresses, site.nodes.hosts[1]
+    host.run("ip", "route", "add", "prohibit", f"{a[0]}/32")
+    try:
+        result = site.run("--check", "-H", site.hosts(1, 1), "true")
+    finally:
+        host.run("ip", "route", "delete", "prohibit", f"{a[0]}/32")
+    assert result.returncode == 1, result
+    assert f"host {a[1]}: cannot connect to {a[0]}:" in result.stderr
+
+
+def test_check_finds_a_missing_program_and_daemon(site: Site) -> None:
+    result = site.run("--check", "-H", site.hosts(1, 1), "no-such-program",
+                      GRADD_DAEMON="/nonexist")
+    assert result.returncode == 1, result
+    assert 'there is no program "no-such-program"' in result.stderr
+    assert "gradd /nonexist:" in result.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["-H", "a:0", "true"], "HOST[:SLOTS]"),
+    (["-H", "-oProxyCommand=x", "true"], "HOST[:SLOTS]"),
+    (["-np", "3", "-H", "localhost:2", "true"], "3 ranks do not fit into the 2 slots"),
+    (["--hostfile", "/nonexistent", "true"], "cannot read the host file /nonexistent"),
+    (["-np", "1", "--ssh-port", "5", "true"], "--ssh-port needs hosts"),
+], ids=str)
+def test_usage_errors(site: Site, arguments: list[str], words: str) -> None:
+    result = subprocess.run([str(GRADRUN), *arguments], capture_output=True, text=True, timeout=30,
+                            env=site.environment)
+    assert result.returncode == 2 and words in result.stderr, result
