@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 import gradd
 from gradd._pages import SharedPages
+from gradd.c10d import context_of_group
 from gradd.c10d.join import join
 from gradd.c10d.tensors import DTYPES
 from gradd.context import Context, Region, make_op
@@ -186,8 +187,9 @@ def context_of(group: Any = None) -> Context:
         return gradd.init()
     if is_world:
         group = dist.distributed_c10d._get_default_group()
-    if hasattr(group, "context") and isinstance(group.context, Context):
-        return group.context
+    known = context_of_group(group)
+    if known is not None:
+        return known
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if is_world and gradd.is_initialized():
         mine = gradd.context()

@@ -16,16 +16,32 @@ their own at the first message.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.distributed as dist
 
+from gradd.context import Context
 from gradd.errors import Unsupported
 
 NAME = "gradd"
 
 
-def _create(store: "dist.Store", rank: int, size: int, timeout: object) -> object:
-    from gradd.c10d.group import ProcessGroupGradd
-    return ProcessGroupGradd(store, rank, size, timeout)
+def _create(options: Any, _group_options: object = None) -> object:
+    from gradd.c10d.group import GraddGroup
+    return GraddGroup(options.store, options.group_rank, options.group_size, options.timeout,
+                      options.group_id)
+
+
+def context_of_group(group: "dist.ProcessGroup") -> Context | None:
+    """The job behind a process group of this backend; None for one of another backend."""
+    context = getattr(group, "context", None)
+    if context is None and hasattr(group, "_get_backend"):
+        try:
+            context = getattr(group._get_backend(torch.device("cpu")), "context", None)
+        except RuntimeError:  # a group without a backend for the CPU
+            pass
+    return context if isinstance(context, Context) else None
 
 
 def check_torch() -> None:
@@ -35,7 +51,6 @@ def check_torch() -> None:
     trampoline = getattr(dist, "ProcessGroup", None)
     if trampoline is None or not hasattr(dist, "Backend") or \
             not hasattr(dist.Backend, "register_backend"):
-        import torch
         raise Unsupported(f"torch {torch.__version__} has no process groups written in Python: "
                           "use gradd.torch, or torch 1.13 and later")
 
@@ -46,9 +61,9 @@ def register() -> None:
         return
     check_torch()
     try:
-        dist.Backend.register_backend(NAME, _create, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except TypeError:  # before torch 2.0 a backend had no devices
-        dist.Backend.register_backend(NAME, _create)
+        dist.Backend.register_backend(NAME, _create, extended_api=True)
 
 
 register()

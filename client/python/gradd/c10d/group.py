@@ -89,17 +89,29 @@ class _Reduced:
         self.redop = redops[name]
 
 
-class ProcessGroupGradd(dist.ProcessGroup):
+def _base() -> type:
+    """What torch lets Python implement: a backend inside its process group, else the group itself.
+
+    Backends can be written in Python where they have the newest names of the collectives.
+    """
+    backend = getattr(torch._C._distributed_c10d, "Backend", None)
+    return backend if hasattr(backend, "all_gather_single") else dist.ProcessGroup
+
+
+class GraddGroup(_base()):  # type: ignore[misc]
     """One group of ranks, which is one job of the daemon.
 
     Args:
         store: torch's rendezvous, the group's own part of it.
         rank, size: of this process in the group.
         timeout: how long to wait for the others, at the join and in each Work.
+        name: what torch calls the group.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta,
+                 name: str = "") -> None:
         super().__init__(rank, size)
+        self._name = name
         self._rank = rank
         self._size = size
         self._timeout_s = timeout.total_seconds()
@@ -112,6 +124,11 @@ class ProcessGroupGradd(dist.ProcessGroup):
 
     # -------------------------------------------------------------- about the group
 
+    # Asked by torch; a property that is not overridden would ask itself.
+    supports_coalescing = supports_splitting = supports_shrinking = supports_window = False
+    supports_tensor_alloc = supports_reconfigure = supports_abort_hooks = False
+    supports_completion_hooks = _supports_time_estimate = False
+
     def getBackendName(self) -> str:
         return "gradd"
 
@@ -119,6 +136,11 @@ class ProcessGroupGradd(dist.ProcessGroup):
 
     def name(self) -> str:
         return "gradd"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    group_name = property(getGroupName)
 
     def rank(self) -> int:
         return self._rank
@@ -251,7 +273,7 @@ class ProcessGroupGradd(dist.ProcessGroup):
         return self._reduce_scatter(output, input, [output.numel()] * self._size,
                                     operator_name(opts))
 
-    reduce_scatter_tensor = _reduce_scatter_base
+    reduce_scatter_tensor = reduce_scatter_single = _reduce_scatter_base
 
     def _reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, counts: list[int],
                         name: str) -> Work:
@@ -274,6 +296,8 @@ class ProcessGroupGradd(dist.ProcessGroup):
         works = [self._reduce_scatter_base(output, input, opts)
                  for output, input in zip(outputs, inputs)]
         return self._all_of(works, list(outputs))
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     # -------------------------------------------------------------- data that only moves
 
@@ -320,7 +344,7 @@ class ProcessGroupGradd(dist.ProcessGroup):
         host = t.Host(output, is_read=False)
         return self._gather_flat(host.flat, input, [output], host.bring_back)
 
-    all_gather_into_tensor = _allgather_base
+    all_gather_into_tensor = all_gather_single = _allgather_base
 
     def _gather_flat(self, gathered: torch.Tensor, tensor: torch.Tensor, result: list[Any],
                      finish: Callable[[], None]) -> Work:
@@ -341,6 +365,8 @@ class ProcessGroupGradd(dist.ProcessGroup):
         works = [self._allgather_base(output, input) for output, input in zip(outputs, inputs)]
         return self._all_of(works, list(outputs))
 
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
     def alltoall_base(self, output: torch.Tensor, input: torch.Tensor,
                       output_split_sizes: Sequence[int], input_split_sizes: Sequence[int],
                       opts: Any = None) -> Work:
@@ -350,6 +376,8 @@ class ProcessGroupGradd(dist.ProcessGroup):
         destination = t.Host(output, is_read=False)
         return self._alltoall(t.Host(input).flat, sends, destination.flat, [output],
                               destination.bring_back)
+
+    all_to_all_single = alltoall_base
 
     def _elements(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
         """Elements for each rank, of splits in rows (none: even)."""
