@@ -351,7 +351,7 @@ static int run(const struct args *args, const sigset_t *rank_mask)
         .signal_fd = -1,
         .timeout_at = INFINITY,
         .give_up_at = INFINITY,
-        .console = {{{.fd = -1}, {.fd = -1}}},
+        .console = {.sinks = {{.fd = -1}, {.fd = -1}}},
     };
     char error[512];
     if (cluster_set_up(&c, error, sizeof error) < 0) {

@@ -110,7 +110,8 @@ void launch_start_ranks(struct launch *l);
 /* All fields that are not 0 at the beginning. */
 #define LAUNCH_INIT                                                                                \
     .signal_fd = -1, .input_fd = -1, .timeout_at = INFINITY, .kill_at = INFINITY,                  \
-    .silent_at = INFINITY, .daemon_output = {.fd = -1}, .console = {{{.fd = -1}, {.fd = -1}}}
+    .silent_at = INFINITY, .daemon_output = {.fd = -1},                                            \
+    .console = {.sinks = {{.fd = -1}, {.fd = -1}}}
 /* From role->begin() to LAUNCH_DONE. */
 void launch_drive(struct launch *l);
 

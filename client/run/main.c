@@ -26,7 +26,9 @@ int main(int argc, char **argv)
     int code = LAUNCH_EXIT_USAGE;
     if (argc == 2 && strcmp(argv[1], "--agent") == 0)
         return front_run(agent_run, NULL);
-    if (args_parse(&args, argc, argv, error, sizeof error) < 0) {
+    if (args_parse(&args, argc, argv, error, sizeof error) < 0 ||
+        (!args.wants_help && !args.wants_version &&
+         check_exports(&args, error, sizeof error) < 0)) {
         fprintf(stderr, "gradrun: %s\n", error);
     } else if (args.wants_help) {
         args_print_help(stdout);
@@ -34,8 +36,6 @@ int main(int argc, char **argv)
     } else if (args.wants_version) {
         printf("gradrun %s\n", GRADD_VERSION);
         code = 0;
-    } else if (check_exports(&args, error, sizeof error) < 0) {
-        fprintf(stderr, "gradrun: %s\n", error);
     } else {
         code = args_has_hosts(&args) ? cluster_main(&args) : front_run(launch_run, &args);
     }
