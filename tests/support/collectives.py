@@ -86,8 +86,9 @@ def reduce_exact(inputs: list[np.ndarray], redop: int) -> np.ndarray:
 
 
 def reduce_float(inputs: list[np.ndarray], redop: int, dtype: int, prescale: float,
-                 postscale: float) -> tuple[np.ndarray, np.ndarray]:
-    """The float64 reference, and the error that is allowed."""
+                 postscale: float, n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The float64 reference, and the error that is allowed: between nodes, partial results travel
+    in the tensor's own type."""
     wide = np.stack([to_float(x, dtype) * prescale for x in inputs])
     accumulate = EPSILON[api.F64] if dtype == api.F64 else EPSILON[api.F32]
     n = len(inputs)
@@ -105,17 +106,20 @@ def reduce_float(inputs: list[np.ndarray], redop: int, dtype: int, prescale: flo
             result, magnitude = result / n, magnitude / n
     result, magnitude = result * postscale, magnitude * abs(postscale)
     smallest = {api.F16: 2.0**-24, api.BF16: 2.0**-133}.get(dtype, 0.0)
-    return result, magnitude * accumulate * (n + 3) + np.abs(result) * EPSILON[dtype] + smallest
+    allowed = magnitude * accumulate * (n + 3) + np.abs(result) * EPSILON[dtype] + smallest
+    if n_nodes > 1 and redop not in (api.MAX, api.MIN):
+        allowed += n_nodes * (magnitude * EPSILON[dtype] + smallest)
+    return result, allowed
 
 
 def differs(got: np.ndarray, inputs: list[np.ndarray], redop: int, dtype: int,
-            prescale: float = 1.0, postscale: float = 1.0) -> str | None:
+            prescale: float = 1.0, postscale: float = 1.0, n_nodes: int = 1) -> str | None:
     if got.size != inputs[0].size:
         return f"{got.size} elements instead of {inputs[0].size}"
     if got.size == 0:
         return None
     if dtype in FLOATS:
-        want, allowed = reduce_float(inputs, redop, dtype, prescale, postscale)
+        want, allowed = reduce_float(inputs, redop, dtype, prescale, postscale, n_nodes)
         wide = to_float(got, dtype)
         bad = ~(np.abs(wide - want) <= allowed)
     else:
@@ -207,7 +211,9 @@ def allreduce(lib: Any, g: Any, *, seed: int, dtypes: list[int] | None = None,
                     if not verdict.status(label, status):
                         return verdict.report()
                     if first is None:
-                        verdict.compare(label, differs(target, inputs, redop, dtype), target)
+                        problem = differs(target, inputs, redop, dtype,
+                                          n_nodes=lib.gradd_n_nodes(g))
+                        verdict.compare(label, problem, target)
                         first = target.tobytes()
                     elif target.tobytes() != first:
                         verdict.compare(label, "not the bits of the first place", target)
@@ -237,8 +243,8 @@ def scaled(lib: Any, g: Any, *, seed: int) -> dict[str, Any]:
                     status = lib.gradd_wait(g, handle, -1.0) if handle > 0 else handle
                     if verdict.status(label, status):
                         verdict.compare(
-                            label, differs(target, inputs, redop, dtype, prescale, postscale),
-                            target)
+                            label, differs(target, inputs, redop, dtype, prescale, postscale,
+                                           lib.gradd_n_nodes(g)), target)
     room.free()
     return verdict.report()
 
@@ -380,7 +386,8 @@ def reduce_scatter_case(lib, g, verdict, room, seed, rank, n_ranks, dtype, count
             api.counts_array(counts) if uneven else None, dtype, api.SUM)
         if verdict.status(label, status):
             parts = [x[begin : begin + counts[rank]] for x in inputs]
-            verdict.compare(label, differs(target, parts, api.SUM, dtype), None)
+            problem = differs(target, parts, api.SUM, dtype, n_nodes=lib.gradd_n_nodes(g))
+            verdict.compare(label, problem, None)
 
 
 def alltoall_case(lib, g, verdict, room, seed, rank, n_ranks, dtype, count, registered) -> None:
@@ -434,7 +441,8 @@ def shuffled(lib: Any, g: Any, *, seed: int, n_ops: int = 200) -> dict[str, Any]
         status = lib.gradd_wait(g, handle, -1.0) if handle > 0 else handle
         if verdict.status(label, status):
             inputs = [make_input(seed + i, r, count, dtype, redop) for r in range(n_ranks)]
-            verdict.compare(label, differs(array, inputs, redop, dtype), array)
+            problem = differs(array, inputs, redop, dtype, n_nodes=lib.gradd_n_nodes(g))
+            verdict.compare(label, problem, array)
         if registered:
             lib.gradd_free(g, array.ctypes.data)
     return verdict.report()
@@ -462,8 +470,8 @@ def grouped(lib: Any, g: Any, *, seed: int, n_groups: int = 5, n_ops: int = 40) 
             return verdict.report()
         for i, (count, dtype, redop) in enumerate(shapes):
             inputs = [make_input(seed + i, r, count, dtype, redop) for r in range(n_ranks)]
-            verdict.compare(f"group {group} {i=}", differs(arrays[i], inputs, redop, dtype),
-                            arrays[i])
+            problem = differs(arrays[i], inputs, redop, dtype, n_nodes=lib.gradd_n_nodes(g))
+            verdict.compare(f"group {group} {i=}", problem, arrays[i])
             if i % 3:
                 lib.gradd_free(g, arrays[i].ctypes.data)
     return verdict.report()
@@ -484,5 +492,38 @@ def large(lib: Any, g: Any, *, count: int, place: str, dtype: int = api.F32) -> 
                    for r in range(n_ranks))
         error = float(np.max(np.abs(target - want) / (np.abs(want) + 1e-30), initial=0.0))
         verdict.compare(label, None if error <= 1e-6 else f"relative error {error}", target)
+    room.free()
+    return verdict.report()
+
+
+def narrowed(lib: Any, g: Any, *, seed: int, epsilon: float, n_nodes: int,
+             sizes: list[int]) -> dict[str, Any]:
+    """float32 that travels between nodes in a narrower type: close, the same on all ranks, and not
+    as exact as float32 itself; other types are not touched."""
+    rank, n_ranks = lib.gradd_rank(g), lib.gradd_size(g)
+    verdict, room = Verdict(lib), Places(lib, g)
+    for count in sizes:
+        inputs = [make_input(seed, r, count, api.F32) for r in range(n_ranks)]
+        source, target = room.pair("reg>reg", count, count, api.F32)
+        source[:] = inputs[rank]
+        label = f"narrowed {count=}"
+        status = lib.gradd_allreduce(
+            g, label.encode(), source.ctypes.data, target.ctypes.data, count, api.F32, api.SUM)
+        if not verdict.status(label, status):
+            return verdict.report()
+        wide = np.stack([x.astype(np.float64) for x in inputs])
+        error = np.abs(target - wide.sum(axis=0))
+        # Each exchange rounds a partial sum once, and the result is rounded once more.
+        allowed = np.abs(wide).sum(axis=0) * epsilon * (n_nodes + 1)
+        problem = None
+        if (error > allowed).any():
+            i = int(np.argmax(error - allowed))
+            problem = f"[{i}] is {target[i]!r}, off by {error[i]} instead of {allowed[i]} at most"
+        elif count > 1000 and error.max() < 2.0**-20:
+            problem = f"off by {error.max()} at most: nothing was rounded"
+        verdict.compare(label, problem, target)
+    verdict_of_others = allreduce(lib, g, seed=seed, dtypes=[api.I32, api.F64], redops=[api.SUM],
+                                  sizes=[5000], places=["reg"])
+    verdict.bad += verdict_of_others["bad"]
     room.free()
     return verdict.report()

@@ -11,18 +11,22 @@ missing.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import itertools
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
-from typing import Any
+from typing import Any, Iterator
 
 PREFIX = "gradd-"
 NAME = re.compile(r"^gradd-(\d+)-(\d+)-(hub|n\d+)$")
 NETNS_DIR = "/run/netns"
+CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 _reason: str | None = None
 _is_probed = False
@@ -37,6 +41,11 @@ def _run(*command: str) -> str:
     if result.returncode != 0:
         raise NodesError(f"{' '.join(command)}: exit {result.returncode}: {result.stderr.strip()}")
     return result.stdout
+
+
+def _set_namespace(fd: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(fd, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _names() -> list[str]:
@@ -178,6 +187,40 @@ class Node:
     def move_to(self, bridge: int) -> None:
         """Nodes on different bridges (0, 1) cannot reach each other: a partition."""
         _run("ip", "-n", self.network.hub, "link", "set", self.port, "master", f"br{bridge}")
+
+    def block(self, other: "Node") -> None:
+        """These two do not hear each other; all others hear both."""
+        for one, two in ((self, other), (other, self)):
+            _run("ip", "-n", one.namespace, "route", "replace", "blackhole", two.address + "/32")
+
+    def unblock(self, other: "Node") -> None:
+        for one, two in ((self, other), (other, self)):
+            _run("ip", "-n", one.namespace, "route", "del", "blackhole", two.address + "/32")
+
+    def connect(self, address: str, port: int, timeout_s: float = 20.0) -> socket.socket:
+        """A TCP connection of this process that comes from the node."""
+        with self._entered():
+            return socket.create_connection((address, port), timeout_s)
+
+    def sniffer(self) -> socket.socket:
+        """Every packet of eth0, from its Ethernet header on."""
+        with self._entered():
+            sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+            sniffer.bind(("eth0", 0))
+            return sniffer
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        """This thread is on the node; its sockets stay there."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        there = os.open(f"{NETNS_DIR}/{self.namespace}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _set_namespace(there)
+            yield
+        finally:
+            _set_namespace(home)
+            os.close(there)
+            os.close(home)
 
     def _ends(self) -> list[tuple[str, str]]:
         return [(self.namespace, "eth0"), (self.network.hub, self.port)]
