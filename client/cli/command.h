@@ -47,6 +47,7 @@ struct command {
 extern const struct command command_status;
 extern const struct command command_jobs;
 extern const struct command command_job;
+extern const struct command command_peers;
 extern const struct command command_config;
 extern const struct command command_version;
 

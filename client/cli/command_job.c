@@ -97,6 +97,7 @@ static void write_summary(struct writer *w, const Pb__JobReply *reply)
     writer_field(w, "missing", "missing ranks", value_ranks(reply->missing, reply->n_missing));
     writer_field(w, "epoch", "epoch", value_count(s->epoch));
     writer_field(w, "age_s", "age", value_seconds(s->age_s));
+    writer_field(w, "nodes", "nodes", value_texts(reply->nodes, reply->n_nodes));
     writer_field(w, "worker_pid", "worker pid",
                  value_count((uint64_t)(s->worker_pid > 0 ? s->worker_pid : 0)));
     writer_field(w, "backend", "backend", value_text(reply->backend));
@@ -142,6 +143,41 @@ static void write_ranks(struct writer *w, const Pb__JobStats *stats)
             value_us(r->late_mean_us),    value_us(r->late_max_us),
             value_bytes(r->memory_bytes), value_text(r->source),
             value_text(r->last_tensor),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
+static const char *node_name(const Pb__JobReply *reply, uint32_t node)
+{
+    return node < reply->n_nodes ? reply->nodes[node] : "";
+}
+
+static void write_links(struct writer *w, const Pb__JobReply *reply)
+{
+    static const struct column columns[] = {
+        {"from_node", "LINK FROM"},
+        {"to_node", "TO"},
+        {"streams", "STREAMS"},
+        {"sent_bytes", "SENT"},
+        {"received_bytes", "RECEIVED"},
+        {"busy_s", "BUSY"},
+        {"send_bytes_per_s", "SENT PER BUSY SECOND"},
+    };
+    const Pb__JobStats *stats = reply->stats;
+    writer_table_begin(w, "links", "links between nodes", columns,
+                       sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; stats && i < stats->n_links; i++) {
+        const Pb__LinkStats *l = stats->links[i];
+        const struct value values[] = {
+            value_text(node_name(reply, l->from_node)),
+            value_text(node_name(reply, l->to_node)),
+            value_count(l->streams),
+            value_bytes(l->sent_bytes),
+            value_bytes(l->received_bytes),
+            value_seconds(l->busy_s),
+            value_bytes(l->send_rate > 0 ? (uint64_t)l->send_rate : 0),
         };
         writer_row(w, values);
     }
@@ -202,6 +238,7 @@ static int run(struct context *context)
     }
     write_summary(context->writer, job);
     write_ranks(context->writer, job->stats);
+    write_links(context->writer, job);
     write_stalls(context->writer, job->stats);
     bool is_degraded = strcmp(job->summary->state, "failed") == 0 || job->summary->n_stalled > 0 ||
                        (job->stats && job->stats->n_stalls > 0);

@@ -14,8 +14,9 @@
 #include "command.h"
 #include "format.h"
 
-const struct command *const commands[] = {&command_status, &command_jobs,    &command_job,
-                                          &command_config, &command_version, NULL};
+const struct command *const commands[] = {
+    &command_status, &command_jobs,    &command_job, &command_peers,
+    &command_config, &command_version, NULL};
 
 static const struct {
     struct option option; /* of getopt_long() */

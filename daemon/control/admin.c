@@ -259,6 +259,12 @@ static void push_job_reply(struct session *session, struct job *job, const struc
     free_known_ranks(&known);
 }
 
+static int compare_ranks(const void *a, const void *b)
+{
+    const Pb__RankStats *const *left = a, *const *right = b;
+    return (*left)->rank < (*right)->rank ? -1 : (*left)->rank > (*right)->rank;
+}
+
 static void push_job(struct session *session, struct job *job, bool is_stale,
                      const Pb__RemoteJobReply *remote)
 {
@@ -276,6 +282,8 @@ static void push_job(struct session *session, struct job *job, bool is_stale,
     if (packed && job->membership.state != JOB_GATHERING)
         news.stats = pb__job_stats__unpack(NULL, bytes, packed);
     free(copy);
+    if (news.stats && news.stats->n_ranks > 1)
+        qsort(news.stats->ranks, news.stats->n_ranks, sizeof *news.stats->ranks, compare_ranks);
     uint32_t n_nodes = job->layout ? job->layout->n_nodes : 1;
     char **node_pointers = calloc(n_nodes, sizeof *node_pointers);
     char **names = news.stats ? calloc(news.stats->n_ranks + 1, sizeof *names) : NULL;

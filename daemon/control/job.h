@@ -65,7 +65,7 @@ struct job {
     /* A link between two nodes' workers is lost; a moment's wait may bring a better cause. */
     struct {
         uint32_t node;
-        char text[256];
+        char text[FAULT_TEXT_MAX];
         struct watch *limit;
     } lost_link;
     void *stats; /* the last StatsReply's JobStats, packed */

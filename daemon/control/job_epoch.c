@@ -172,18 +172,23 @@ static void on_lost_link_limit(void *data)
     job_settle(job);
 }
 
-void job_on_link_lost(struct job *job, uint32_t node, const char *text)
+void job_on_link_lost(struct job *job, uint32_t reporter, uint32_t node, const char *text)
 {
-    if (!job_is_alive(job) || !job->layout || node >= job->layout->n_nodes)
+    const struct layout *layout = job->layout;
+    if (!job_is_alive(job) || !layout || node >= layout->n_nodes)
         return;
-    if (job->layout->node_rank != 0) {
+    if (layout->node_rank != 0) {
         rendezvous_link_lost(job, node, text);
         return;
     }
-    if (watch_is_armed(job->lost_link.limit))
+    if (watch_is_armed(job->lost_link.limit) || !has_active_rank(job, node))
         return;
     job->lost_link.node = node;
-    snprintf(job->lost_link.text, sizeof job->lost_link.text, "%s", text);
+    bool is_own = node == reporter;
+    snprintf(job->lost_link.text, sizeof job->lost_link.text,
+             "job %s epoch %llu: the worker of node %s lost its link%s%s: %s", job->membership.name,
+             (unsigned long long)layout->epoch, layout->nodes[reporter].name,
+             is_own ? "s" : " to node ", is_own ? "" : layout->nodes[node].name, text);
     watch_arm(job->lost_link.limit, LOST_LINK_GRACE_NS);
 }
 
@@ -457,7 +462,8 @@ static void on_worker_message(void *data, const Pb__Envelope *envelope)
         break;
     case PB__ENVELOPE__BODY_LINK_LOST:
         if (envelope->link_lost->epoch == job->membership.epoch)
-            job_on_link_lost(job, envelope->link_lost->node, envelope->link_lost->text);
+            job_on_link_lost(job, job->layout ? job->layout->node_rank : 0,
+                             envelope->link_lost->node, envelope->link_lost->text);
         break;
     default:
         break;

@@ -54,7 +54,7 @@ int job_start_worker(struct job *job, struct fault *out_fault);
 void job_try_begin(struct job *job);
 /* Fail the running epoch, here and on its other nodes. Nothing happens when it is not alive. */
 void job_fail(struct job *job, const struct job_failure *failure, enum job_teller teller);
-/* A node's worker has lost its link to another node's worker. */
-void job_on_link_lost(struct job *job, uint32_t node, const char *text);
+/* The worker of node `reporter` has lost its link to the one of `node`. text: how. */
+void job_on_link_lost(struct job *job, uint32_t reporter, uint32_t node, const char *text);
 
 #endif

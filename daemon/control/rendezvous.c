@@ -445,13 +445,22 @@ void rendezvous_failed(struct job *job, const struct job_failure *failure)
         push_abort(job, layout->nodes[node].link, epoch, failure);
 }
 
-/* The link leads to a node of the last epoch. */
+/* The rank of the node that the link leads to, in the last epoch. False: it has no part in it. */
+static bool find_node(const struct job *job, const struct peer_link *link, uint32_t *out_node)
+{
+    for (uint32_t node = 0; job->layout && node < job->layout->n_nodes; node++) {
+        if (job->layout->nodes[node].link != link)
+            continue;
+        *out_node = node;
+        return true;
+    }
+    return false;
+}
+
 static bool has_part(const struct job *job, const struct peer_link *link)
 {
-    for (uint32_t node = 0; job->layout && node < job->layout->n_nodes; node++)
-        if (job->layout->nodes[node].link == link)
-            return true;
-    return false;
+    uint32_t node;
+    return find_node(job, link, &node);
 }
 
 static void on_abort(struct jobs *jobs, struct peer_link *link, const Pb__RemoteAbort *abort)
@@ -474,9 +483,10 @@ static void on_abort(struct jobs *jobs, struct peer_link *link, const Pb__Remote
 static void on_link_lost(struct jobs *jobs, struct peer_link *link, const Pb__RemoteLinkLost *lost)
 {
     struct job *job = find_job(jobs, lost->job, lost->uid);
-    if (job && lost->epoch == job->membership.epoch && has_part(job, link) &&
+    uint32_t reporter;
+    if (job && lost->epoch == job->membership.epoch && find_node(job, link, &reporter) &&
         job->layout->node_rank == 0)
-        job_on_link_lost(job, lost->node, lost->text);
+        job_on_link_lost(job, reporter, lost->node, lost->text);
 }
 
 /* ------------------------------------------------------------------ statistics */
