@@ -132,12 +132,13 @@ class Context:
         self.library = library()
         self.pointer: c_void_p | None = None
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may call _free() while it is held
         self._progress: Progress | None = None
         self._n_unnamed: dict[int, int] = {}
         self._regions: dict[int, int] = {}  # bytes by address, while something refers to them
-        self._n_waiting = 0
-        self._nobody_waits = threading.Condition(self._lock)
+        self._are_kept = False  # the regions are this process's own now
+        self._n_calls = 0  # inside the library
+        self._nobody_calls = threading.Condition(self._lock)
         options = Options(
             struct_size=ctypes.sizeof(Options), socket=_encode(socket), job=_encode(job),
             rank=rank or 0, size=size or 0, local_rank=local_rank, local_size=local_size,
@@ -174,9 +175,10 @@ class Context:
         if progress is not None and self._pid == os.getpid():
             progress.stop()
         with self._lock:
-            self._nobody_waits.wait_for(lambda: self._n_waiting == 0)
-        for address in list(self._regions):
-            self.library.gradd_keep(pointer, address)
+            self._nobody_calls.wait_for(lambda: self._n_calls == 0)
+            for address in list(self._regions):
+                self.library.gradd_keep(pointer, address)
+            self._are_kept = True
         self.library.gradd_shutdown(pointer)
 
     def __enter__(self) -> "Context":
@@ -194,6 +196,19 @@ class Context:
                          "may use the context", -10)
         return pointer
 
+    def _call(self, function: Any, *args: Any) -> int:
+        """Call the library; shutdown() by another thread waits until it has returned."""
+        with self._lock:
+            pointer = self._open()
+            self._n_calls += 1
+        try:
+            return function(pointer, *args)
+        finally:
+            with self._lock:
+                self._n_calls -= 1
+                if self._n_calls == 0:
+                    self._nobody_calls.notify_all()
+
     def _check(self, status: int) -> int:
         if status < 0:
             raise from_status(status, self.library.gradd_error().decode())
@@ -203,18 +218,20 @@ class Context:
 
     def alloc(self, n_bytes: int) -> Region:
         """Shared memory, page aligned, zeroed, counted against the job's quota."""
-        address = self.library.gradd_alloc(self._open(), n_bytes)
+        address = self._call(self.library.gradd_alloc, n_bytes)
         if not address:
             raise from_status(-6, self.library.gradd_error().decode())
         self._regions[address] = max(n_bytes, 1)
         return Region(self, address, max(n_bytes, 1))
 
     def _free(self, address: int) -> None:
-        n_bytes = self._regions.pop(address, 0)
-        if self.is_open:
-            self.library.gradd_free(self.pointer, address)
-        elif n_bytes:
-            _libc.munmap(address, n_bytes)  # kept by shutdown()
+        with self._lock:
+            n_bytes = self._regions.pop(address, 0)
+            if self.is_open:
+                self.library.gradd_free(self.pointer, address)
+            elif self._are_kept and n_bytes:
+                _libc.munmap(address, n_bytes)
+            # Else shutdown() is about to unmap it, or this is a child of the process that joined.
 
     # -------------------------------------------------------------- ops
 
@@ -240,15 +257,13 @@ class Context:
         Returns at once. The caller keeps the memory alive until the handle has ended, and ends the
         handle with :meth:`wait` or :meth:`release`.
         """
-        pointer = self._open()
         n = len(ops)
         array = ctypes.byref(ops[0]) if n == 1 else (Op * n)(*ops)
-        return self._check(self.library.gradd_submit(pointer, array, n))
+        return self._check(self._call(self.library.gradd_submit, array, n))
 
     def test(self, handle: int) -> bool:
         """Has the handle ended, well or not? Never blocks."""
-        status = self.library.gradd_test(self._open(), handle)
-        return status != PENDING
+        return self._call(self.library.gradd_test, handle) != PENDING
 
     def wait(self, handle: int, timeout: float | None = None) -> bool:
         """Wait for the end, then release the handle. Raises the op's error.
@@ -256,36 +271,28 @@ class Context:
         Returns False when `timeout` seconds have passed; the handle is then still valid.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            pointer = self._open()
-            self._n_waiting += 1
-        try:
-            while True:
-                slice_s = _WAIT_SLICE_S
-                if deadline is not None:
-                    slice_s = max(0.0, min(slice_s, deadline - time.monotonic()))
-                status = self.library.gradd_wait(pointer, handle, slice_s)
-                if status != PENDING:
-                    self._check(status)
-                    return True
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                self._open()
-        finally:
-            with self._lock:
-                self._n_waiting -= 1
-                if self._n_waiting == 0:
-                    self._nobody_waits.notify_all()
+        while True:
+            slice_s = _WAIT_SLICE_S
+            if deadline is not None:
+                slice_s = max(0.0, min(slice_s, deadline - time.monotonic()))
+            status = self._call(self.library.gradd_wait, handle, slice_s)
+            if status != PENDING:
+                self._check(status)
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
 
     def release(self, handle: int) -> None:
         """Forget a handle; an op in flight still runs, and still uses its memory."""
-        if self.is_open:
-            self.library.gradd_release(self.pointer, handle)
+        try:
+            self._call(self.library.gradd_release, handle)
+        except (Shutdown, Forked):
+            pass  # it went with the context
 
     def counts(self, handle: int, index: int = 0, capacity: int | None = None) -> list[int]:
         """What each rank contributed (see gradd_counts), between the op's end and its release."""
         out = (c_uint64 * (capacity or max(self.size, 1)))()
-        n = self._check(self.library.gradd_counts(self._open(), handle, index, out, len(out)))
+        n = self._check(self._call(self.library.gradd_counts, handle, index, out, len(out)))
         return list(out[:n])
 
     def nonfinite(self, handle: int, index: int = 0) -> tuple[int, int] | None:
@@ -294,8 +301,8 @@ class Context:
         Between the op's end and its release. None: every input was finite.
         """
         rank, count = c_int32(), c_uint64()
-        found = self._check(self.library.gradd_nonfinite(
-            self._open(), handle, index, ctypes.byref(rank), ctypes.byref(count)))
+        found = self._check(self._call(
+            self.library.gradd_nonfinite, handle, index, ctypes.byref(rank), ctypes.byref(count)))
         return (rank.value, count.value) if found > 0 else None
 
     def wait_counts(self, handle: int, index: int = 0) -> list[int]:
@@ -332,9 +339,9 @@ class Context:
 
     def _after_fork_in_child(self) -> None:
         # Locks may have been held by threads that the child does not have.
-        self._lock = threading.Lock()
-        self._nobody_waits = threading.Condition(self._lock)
-        self._n_waiting = 0
+        self._lock = threading.RLock()
+        self._nobody_calls = threading.Condition(self._lock)
+        self._n_calls = 0
         self._progress = None
 
     # -------------------------------------------------------------- collectives on buffers

@@ -29,7 +29,8 @@ class Progress:
     """Watches ops of one context. Thread: any."""
 
     def __init__(self, context: "Context") -> None:
-        self._context = context
+        # The thread uses the library directly: shutdown() ends it before the context is freed.
+        self._library, self._pointer = context.library, context.pointer
         self._lock = threading.Lock()
         self._watched: dict[int, DoneFn] = {}
         self._is_stopping = False
@@ -49,14 +50,18 @@ class Progress:
         self._wake()
 
     def stop(self) -> None:
-        """End the thread; what is still watched ends with a Shutdown error. Idempotent."""
+        """End the thread; what is still watched ends with a Shutdown error. Idempotent.
+
+        Not from a callback: the thread cannot wait for its own end.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a completion callback must not leave the job")
         with self._lock:
             if self._is_stopping:
                 return
             self._is_stopping = True
         self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
         for on_done in self._take_all():
             _call(on_done, Shutdown("the context has left its job while the op was running", -9))
         os.close(self._wake_read)
@@ -75,7 +80,7 @@ class Progress:
             pass  # the pipe is full of wake-ups already
 
     def _run(self) -> None:
-        library, pointer = self._context.library, self._context.pointer
+        library, pointer = self._library, self._pointer
         idle, busy = select.poll(), select.poll()
         idle.register(self._wake_read, select.POLLIN)
         busy.register(self._wake_read, select.POLLIN)
@@ -96,7 +101,7 @@ class Progress:
             self._finish_ended()
 
     def _finish_ended(self) -> None:
-        library, pointer = self._context.library, self._context.pointer
+        library, pointer = self._library, self._pointer
         with self._lock:
             handles = list(self._watched)
         for handle in handles:

@@ -7,7 +7,8 @@ sentence that names job, ranks and tensor.
 """
 
 from gradd.errors import (
-    GraddError, HorovodInternalError, RankLost, RanksDisagree, ServiceUnavailable, Timeout,
+    GraddError, HorovodInternalError, NonFinite, RankLost, RanksDisagree, ServiceUnavailable,
+    Timeout,
 )
 from gradd.torch.basics import (
     Adasum, Average, Max, Min, ProcessSet, Product, Sum, add_process_set, ccl_built, cross_rank,

@@ -10,6 +10,7 @@ Invariant: when synchronize() returns or raises, no op of the optimizer is in fl
 
 from __future__ import annotations
 
+import os
 import warnings
 from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Sequence
@@ -177,8 +178,9 @@ class _DistributedOptimizer(_Hooked):
         self._group_of: dict[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]] = {}
         self._arrived: dict[tuple, int] = {}
         self._memory = GradientMemory(p for group in self.param_groups for p in group["params"])
-        if not process_set.included():
-            return
+        is_alone = size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+        if not process_set.included() or (is_alone and check_finite is None):
+            return  # nothing to reduce: a plain optimizer
         if groups is not None:
             self._form_groups(groups)
         self._register_hooks()

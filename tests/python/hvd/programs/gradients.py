@@ -226,5 +226,68 @@ def check_two_threads_at_once() -> None:
     assert not failures, failures
 
 
+def check_shutdown_while_a_thread_waits() -> None:
+    """The thread is told; nothing of the library is used after it is gone."""
+    import threading
+
+    outcome: list[object] = []
+    is_waiting = threading.Event()
+
+    def wait() -> None:
+        try:
+            handle = gradd.context().submit([gradd.make_op(
+                gradd.Kind.BARRIER, f"only rank {hvd.rank()} comes here")])
+            is_waiting.set()
+            outcome.append(gradd.context().wait(handle))
+        except gradd.HorovodInternalError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    is_waiting.wait()
+    hvd.barrier()
+    hvd.shutdown()
+    thread.join()
+    hvd.init()
+    if hvd.size() > 1:
+        assert isinstance(outcome[0], gradd.HorovodInternalError), outcome
+    else:
+        assert outcome, "a barrier of one ends at once"
+
+
+def check_completion_callbacks() -> None:
+    """Called once, with the error or None, where counts can be read; what is left is told."""
+    import threading
+
+    context = gradd.context()
+    calls: list[tuple] = []
+    done = threading.Event()
+    mine, out = bytearray(b"a" * (hvd.rank() + 1)), bytearray(100)
+    source, target = gradd._buffer.Buffer(mine, writable=True), gradd._buffer.Buffer(
+        out, writable=True)
+    handle = context.submit([gradd.make_op(
+        gradd.Kind.ALLGATHER, "callback", input=source.address, output=target.address,
+        count=source.count, out_capacity=100)])
+
+    def on_done(error: gradd.GraddError | None) -> None:
+        calls.append((error, context.counts(handle), threading.current_thread().name))
+        done.set()
+
+    context.add_done_callback(handle, on_done)
+    assert done.wait(30)
+    hvd.barrier()
+    assert calls == [(None, [r + 1 for r in range(hvd.size())], "gradd-progress")]
+    if hvd.size() == 1:
+        return
+    errors: list[object] = []
+    handle = context.submit([gradd.make_op(
+        gradd.Kind.BARRIER, f"only rank {hvd.rank()} submits this")])
+    context.add_done_callback(handle, errors.append)
+    hvd.barrier()
+    hvd.shutdown()
+    assert len(errors) == 1 and isinstance(errors[0], gradd.HorovodInternalError), errors
+    hvd.init()
+
+
 if __name__ == "__main__":
     main()

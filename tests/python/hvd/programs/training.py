@@ -229,9 +229,10 @@ def check_misuse_of_the_optimizer() -> None:
     assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
     words, labels = data(0)
     F.cross_entropy(net(words), labels).backward()
-    raises(AssertionError, ("race condition",), optimizer.zero_grad)
-    raises(AssertionError, ("backward_passes_per_step",),
-           F.cross_entropy(net(words), labels).backward)
+    if hvd.size() > 1:
+        raises(AssertionError, ("race condition",), optimizer.zero_grad)
+        raises(AssertionError, ("backward_passes_per_step",),
+               F.cross_entropy(net(words), labels).backward)
     optimizer.step()
     optimizer.zero_grad()
 
