@@ -176,6 +176,10 @@ enum link_result link_request(struct link *link, const Pb__Envelope *request,
         return result;
     if (reply->body_case == PB__ENVELOPE__BODY_ERROR) {
         link->error_code = reply->error->code;
+        if (!reply->error->text[0])
+            return fail(link, LINK_FAILED,
+                        "the daemon at %s refused with code %u and gave no reason", link->socket,
+                        reply->error->code);
         return fail(link, reply->error->code == -GRADD_ERR_DENIED ? LINK_DENIED : LINK_FAILED, "%s",
                     reply->error->text);
     }

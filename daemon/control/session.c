@@ -264,8 +264,9 @@ static void on_hello(struct session *session, const Pb__Hello *hello)
         snprintf(text, sizeof text,
                  "%.32s %.32s speaks protocol %u to %u, gradd %s on node %s speaks %d to %d: "
                  "install versions that fit",
-                 hello->program, hello->version, hello->protocol_min, hello->protocol_max,
-                 GRADD_VERSION, session->daemon->node, WIRE_PROTOCOL_MIN, WIRE_PROTOCOL_MAX);
+                 hello->program[0] ? hello->program : "a client", hello->version,
+                 hello->protocol_min, hello->protocol_max, GRADD_VERSION, session->daemon->node,
+                 WIRE_PROTOCOL_MIN, WIRE_PROTOCOL_MAX);
         session_reject(session, GRADD_ERR_PROTOCOL, text);
         return;
     }

@@ -119,12 +119,6 @@ static void close_scene(struct scene *scene)
         close(scene->member[i]);
 }
 
-/* A scene is torn down with ops in flight, which no real worker does: it ends when it is idle. */
-const char *__asan_default_options(void)
-{
-    return "detect_leaks=0";
-}
-
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
