@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gradrun over several hosts: network namespaces, a real sshd in each, real agents.
 
-The private daemons here are a stand-in that keeps the contract with gradrun (fake_gradd.py), so
-that these tests are about launching; training over nodes has its own.
+Where launching is all that matters, the private daemons are a stand-in that keeps the contract
+with gradrun (fake_gradd.py); the last tests train with the real one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
+import numpy as np
 import pytest
 
 import netns
+from cluster import Cluster
 from harness import (
-    GRADRUN, PYTHON, REPLY_S, ROOT, SLOW, LineReader, World, client_environment, eventually,
+    DIGITS, GRADRUN, PYTHON, REPLY_S, ROOT, SLOW, LineReader, World, client_environment, eventually,
     no_randomisation,
 )
 from ssh_hosts import SshHosts, why_not
@@ -34,7 +36,7 @@ FAKE = ROOT / "tests/unit/run/fake_gradd.py"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[SshHosts]:
-    made = SshHosts(3)
+    made = SshHosts(4)
     yield made
     made.close()
 
@@ -90,11 +92,11 @@ class Site:
 class Running:
     """A gradrun whose ranks have said "up"."""
 
-    def __init__(self, site: Site, words: list[str]) -> None:
+    def __init__(self, site: Site, words: list[str], **extra: str) -> None:
         self.site = site
         self.process = site.world.popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-            text=True, env=site.environment, cwd=site.tmp_path, start_new_session=True)
+            text=True, env={**site.environment, **extra}, cwd=site.tmp_path, start_new_session=True)
         self.out = LineReader(self.process.stdout)
         self.err = LineReader(self.process.stderr)
 
@@ -521,6 +523,70 @@ def test_check_finds_a_missing_program_and_daemon(site: Site) -> None:
     assert result.returncode == 1, result
     assert 'there is no program "no-such-program"' in result.stderr
     assert "gradd /nonexist:" in result.stderr
+
+
+DIGITS_ON_DATA = [str(DIGITS), "--data", str(ROOT / "client/examples/data/digits.csv")]
+
+
+def train(site: Site, *options: str, **extra: str) -> np.ndarray:
+    """digits with the real daemon; the weights that it saves."""
+    path = site.tmp_path / "weights"
+    result = site.run(*options, *DIGITS_ON_DATA, "--save", str(path), "--epochs", "10",
+                      GRADD_DAEMON="", **extra)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    weights = np.fromfile(path, np.float32)
+    path.unlink()
+    assert weights.size > 1000 and np.isfinite(weights).all()
+    return weights
+
+
+@pytest.mark.limit(180)
+@pytest.mark.parametrize("slots", [(1, 1), (3, 1), (1, 1, 1, 1)], ids=str)
+def test_digits_learns_the_same_over_nodes(site: Site, slots: tuple[int, ...]) -> None:
+    alone = train(site, "-H", "localhost:1")
+    together = train(site, "-H", site.hosts(*slots))
+    assert np.abs(together - alone).max() / np.abs(alone).max() <= 1e-5
+
+
+def test_a_rank_killed_in_training_is_named(site: Site) -> None:
+    running = Running(site, site.words("-H", site.hosts(2, 1), *DIGITS_ON_DATA, "--epochs",
+                                       "1000000"), GRADD_DAEMON="")
+    eventually(lambda: any("epoch 3 " in line for line in running.out.lines), "it trains",
+               30 * SLOW)
+    host = site.nodes.hosts[1]
+    ranks = [pid for pid in site.nodes.processes(host)
+             if Path(f"/proc/{pid}/comm").read_text() == "digits\n"]
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    assert running.wait() == 128 + signal.SIGKILL, running.errors()
+    assert f"rank 2 (pid {ranks[0]} on {host.address}) was killed by signal 9" in running.errors()
+
+
+@pytest.mark.limit(120)
+def test_the_hosts_own_daemons_are_used(world: World, tmp_path: Path) -> None:
+    """--socket names one path, which on each host is that host's daemon."""
+    nodes = Cluster(world, 2)
+    common = tmp_path / "common"
+    common.mkdir()
+    homes = [os.path.dirname(daemon.socket) for daemon in nodes.daemons]
+    name = os.path.basename(nodes.daemons[0].socket)
+    shell = tmp_path / "rsh"
+    shell.write_text(
+        f"#!/bin/sh\nexec nsenter --net={netns.NETNS_DIR}/{nodes.nodes[1].namespace} "
+        f"unshare -m sh -c \"mount --bind {homes[1]} {common} && $2\"\n")
+    shell.chmod(0o755)
+    words = " ".join([str(GRADRUN), "--rsh", str(shell), "--socket", f"{common}/{name}", "-H",
+                      f"{nodes.nodes[0].address}:1,{nodes.nodes[1].address}:2", "--job", "ours",
+                      *DIGITS_ON_DATA, "--epochs", "10"])
+    result = subprocess.run(
+        nodes.nodes[0].prefix + ["unshare", "-m", "sh", "-c",
+                                 f"mount --bind {homes[0]} {common} && exec {words}"],
+        capture_output=True, text=True, timeout=60 * SLOW, stdin=subprocess.DEVNULL,
+        cwd=tmp_path, env=client_environment())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 ranks" in result.stdout
+    for daemon in nodes.daemons:
+        daemon.log.wait_for(r"job=ours")
 
 
 @pytest.mark.parametrize("arguments, words", [
