@@ -77,8 +77,8 @@ const struct config_option config_options[] = {
      "workers started afterwards.",
      NULL},
     {"job", "fusion_bytes", CONFIG_BYTES, PLACE(fusion_bytes), 0, 4 * GIB, "64M", CONFIG_RELOADABLE,
-     "Up to how many bytes small tensors are reduced together. 0: each on its own. Applies to "
-     "workers started afterwards.",
+     "Tensors that become ready together run as one batch until it holds this many bytes. 0: no "
+     "limit. Applies to workers started afterwards.",
      NULL},
     {"job", "max_in_flight", CONFIG_NUMBER, PLACE(max_in_flight), 1, 1048576, "16384",
      CONFIG_RELOADABLE,
