@@ -22,6 +22,13 @@
 
 enum { GUARD_BYTES = 64, GUARD = 0xa5 };
 
+/* A batch on one node. */
+struct run {
+    struct backend_batch batch;
+    struct cluster_node *node;
+    struct run *next; /* of those that are not done */
+};
+
 /* ------------------------------------------------------------------ nodes */
 
 static void connect_tcp(int fds[2])
@@ -110,6 +117,12 @@ void cluster_stop(struct cluster *cluster)
         struct cluster_node *node = &cluster->nodes[a];
         backend_net.free(node->net);
         loop_free(node->loop);
+        while (node->runs) { /* freed under way */
+            struct run *run = node->runs;
+            node->runs = run->next;
+            free(run->batch.ops);
+            free(run);
+        }
         for (uint32_t b = 0; b < cluster->n_nodes; b++)
             if (node->peer_fds[b] > 0)
                 close(node->peer_fds[b]);
@@ -371,14 +384,13 @@ void collective_check(const struct collective *c, double tolerance)
 
 /* ------------------------------------------------------------------ runs */
 
-struct run {
-    struct backend_batch batch;
-    struct cluster_node *node;
-};
 
 static void on_done(void *data, struct backend_batch *batch)
 {
-    struct run *run = data;
+    struct run *run = data, **link = &run->node->runs;
+    while (*link != run)
+        link = &(*link)->next;
+    *link = run->next;
     run->node->n_waiting--;
     for (size_t i = 0; i < batch->n_ops; i++) {
         if (batch->ops[i]->status == GRADD_OK)
@@ -410,6 +422,8 @@ void cluster_run(struct cluster *cluster, struct collective *const *batch, size_
                     run->batch.ops[run->batch.n_ops++] = &batch[i]->ops[a];
                     break;
                 }
+        run->next = node->runs;
+        node->runs = run;
         node->n_waiting++;
         backend_net.run(node->net, &run->batch);
     }

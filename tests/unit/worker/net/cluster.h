@@ -12,9 +12,12 @@ enum { CLUSTER_NODES_MAX = 8, CLUSTER_RANKS_MAX = 32 };
 
 enum cluster_links { CLUSTER_SOCKETS, CLUSTER_TCP, CLUSTER_TLS };
 
+struct run;
+
 struct cluster_node {
     struct loop *loop;
     struct backend *net;
+    struct run *runs;
     unsigned n_waiting; /* batches */
     unsigned n_failed;
     int status; /* of the last batch that failed */
