@@ -202,6 +202,73 @@ def check_a_forked_child_is_refused_and_harms_nobody() -> None:
         assert_close(hvd.allreduce(batch), batch, "while workers of a DataLoader come and go")
 
 
+def check_who_and_where() -> None:
+    assert hvd.is_initialized() and hvd.is_homogeneous()
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_built()
+    assert hvd.nccl_built() == 0 and not hvd.mpi_threads_supported()
+    hvd.init()
+    assert hvd.global_process_set.ranks == list(range(hvd.size()))
+    assert hvd.global_process_set.size() == hvd.size()
+
+
+def check_init_with_process_sets_or_some_ranks() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    hvd.barrier()
+    hvd.shutdown()
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([size - 1]), hvd.ProcessSet(range(size))]
+    assert sets[0].size() is None and sets[0].rank() is None
+    hvd.init(process_sets=sets)
+    assert (sets[0].process_set_id is not None) == (size > 1)
+    assert sets[2].process_set_id is None, "all ranks are the global set"
+    if size > 1 and rank == 0:
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=sets[0]).item() == 1
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init(comm=list(reversed(range(size))))
+    assert hvd.rank() == size - 1 - rank and hvd.size() == size
+    assert hvd.allgather(torch.tensor([rank])).tolist() == list(reversed(range(size)))
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.rank() == rank
+
+
+def check_timeline() -> None:
+    import json
+    import tempfile
+
+    raises(ValueError, ("HOROVOD_TIMELINE",), hvd.start_timeline, "/dev/null")
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    try:
+        with tempfile.NamedTemporaryFile("r") as file:
+            hvd.start_timeline(file.name, mark_cycles=True)
+            hvd.allreduce(torch.ones(2, 3), name="a \"quoted\" name")
+            if hvd.rank() == 0:
+                json.load(file)  # complete also while it is written
+                file.seek(0)
+            hvd.allgather(torch.ones(2), name="rows")
+            hvd.stop_timeline()
+            hvd.allreduce(torch.ones(1), name="after the end")
+            if hvd.rank() > 0:
+                return
+            events = json.load(file)
+    finally:
+        del os.environ["HOROVOD_TIMELINE"]
+    assert "start_time_since_epoch_in_micros" in events[0]["args"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"
+             and "name" in event["args"]]
+    assert names == ['allreduce.a "quoted" name', "allgather.rows"]
+    spans = [(event["name"], event["ph"]) for event in events if event["ph"] in "BE"]
+    assert spans[:4] == [("NEGOTIATE_ALLREDUCE", "B"), ("NEGOTIATE_ALLREDUCE", "E"),
+                         ("ALLREDUCE", "B"), ("ALLREDUCE", "E")]
+    assert sum(event["name"] == "CYCLE_START" for event in events) == 2
+    last = next(e for e in events if e["name"] == "ALLREDUCE" and e["ph"] == "E")
+    assert last["args"] == {"dtype": "float32", "shape": "[2, 3]"}
+    assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
+
+
 def check_two_threads_at_once() -> None:
     import threading
 
