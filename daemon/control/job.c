@@ -160,8 +160,9 @@ void job_member_lost(struct member *member, const char *how)
 {
     struct job *job = job_of(member);
     char text[FAULT_TEXT_MAX];
-    snprintf(text, sizeof text, "job %s: rank %u (node %s, pid %d) %s", job->membership.name,
-             member->rank, job->jobs->node, (int)member->pid, how);
+    snprintf(text, sizeof text, "job %s epoch %llu: rank %u (node %s, pid %d) %s",
+             job->membership.name, (unsigned long long)job->membership.epoch, member->rank,
+             job->jobs->node, (int)member->pid, how);
     struct job_failure failure = {GRADD_ERR_RANK_LOST, text, (int)member->rank, member->pid};
     job_fail(job, &failure, TELL_BY_WORKER);
     membership_remove(&job->membership, member);

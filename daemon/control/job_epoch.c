@@ -300,8 +300,8 @@ static void start_epoch(struct job *job)
     if (rc < 0) {
         char text[FAULT_TEXT_MAX];
         snprintf(text, sizeof text,
-                 "job %s: ranks of node %s can not be connected with the worker: %s", m->name,
-                 job->jobs->node, strerror(-rc));
+                 "job %s epoch %llu: ranks of node %s can not be connected with the worker: %s",
+                 m->name, (unsigned long long)m->epoch, job->jobs->node, strerror(-rc));
         struct job_failure failure = {GRADD_ERR_NO_MEMORY, text, -1, 0};
         job_fail(job, &failure, TELL_AT_ONCE);
         return;
@@ -354,9 +354,9 @@ static void begin_pending(struct job *job)
     char text[FAULT_TEXT_MAX] = "out of memory";
     if (n_missing)
         snprintf(text, sizeof text,
-                 "job %s: rank %u (node %s, pid %d) has gone before epoch %llu began", m->name,
-                 missing, job->jobs->node, (int)layout->ranks[missing].pid,
-                 (unsigned long long)layout->epoch);
+                 "job %s epoch %llu: rank %u (node %s, pid %d) has gone before it began", m->name,
+                 (unsigned long long)layout->epoch, missing, job->jobs->node,
+                 (int)layout->ranks[missing].pid);
     else if (layout->epoch <= m->epoch)
         snprintf(text, sizeof text, "job %s: epoch %llu is over on node %s", m->name,
                  (unsigned long long)layout->epoch, job->jobs->node);

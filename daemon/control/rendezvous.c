@@ -343,8 +343,8 @@ static void on_leave(struct jobs *jobs, struct peer_link *link, const Pb__Remote
         /* It was counted on a moment too long. */
         char text[FAULT_TEXT_MAX];
         snprintf(text, sizeof text,
-                 "job %s: rank %u (node %s, pid %d) has gone before epoch %llu began", m->name,
-                 leave->rank, active->node, (int)active->pid, (unsigned long long)m->epoch);
+                 "job %s epoch %llu: rank %u (node %s, pid %d) has gone before it began", m->name,
+                 (unsigned long long)m->epoch, leave->rank, active->node, (int)active->pid);
         struct job_failure failure = {GRADD_ERR_RANK_LOST, text, (int)leave->rank, active->pid};
         job_fail(job, &failure, TELL_BY_WORKER);
     } else if (leave->epoch == m->epoch && active) {
