@@ -200,7 +200,10 @@ static int prepare_flow(struct gradd *g, struct op *op, enum stage_window window
     struct flow *flow = &op->flow;
     flow->window = flow->total;
     flow->chunk = window == STAGE_ASYNC ? CHUNK_ASYNC : CHUNK_BLOCKING;
-    /* Ranks of other nodes are sent whole tensors: there the worker takes no rings. */
+    /* Ranks of other nodes are sent whole tensors: there the worker takes no rings, and no op
+     * whose data is still being copied. */
+    if (g->n_nodes > 1)
+        flow->chunk = flow->total;
     bool may_ring = g->n_nodes <= 1 && flow->total > WINDOW_BYTES;
     if (may_ring &&
         (window == STAGE_BLOCKING || g->stage.lent_bytes + flow->total > g->stage.limit))

@@ -352,6 +352,11 @@ static bool request_pin(struct request *request, const Pb__Submit *submit, const
     /* Between nodes a chunk can not wait for one trainer's copying: data comes whole. */
     bool may_stream = !member->epoch->layout &&
                       (submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST);
+    if (member->epoch->layout && submit->ready < submit->count &&
+        (submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST)) {
+        *out_text = "came before its data, which ranks on several nodes submit whole";
+        return false;
+    }
     uint64_t n_in, n_out, in_bytes, out_bytes, size = dtype_bytes(submit->dtype);
     buffer_counts(member, submit, &n_in, &n_out);
     if (__builtin_mul_overflow(n_in, size, &in_bytes) ||
