@@ -113,6 +113,7 @@ static void on_ready(struct launch *l, unsigned peer_port)
 
 static void on_started(struct launch *l)
 {
+    agent_leave_feed();
     for (unsigned i = 0; i < l->ranks.n; i++) {
         const struct rank *rank = &l->ranks.list[i];
         agent_send(l->owner, &(struct message){.kind = FRAME_STARTED,
@@ -221,6 +222,9 @@ static void handle(struct launch *l, const struct message *m)
     case FRAME_KILL:
         end(l, m->kind == FRAME_KILL);
         break;
+    case FRAME_INPUT:
+        agent_take_input(l, m);
+        break;
     case FRAME_SIGNAL:
         pass_signal(l, m->signal);
         break;
@@ -260,6 +264,7 @@ static void on_input(struct launch *l)
             handle(l, &message);
         else
             rc = -EPROTO;
+    agent_feed(l);
     if (rc < 0 || found < 0 || launch_now_s() >= l->silent_at)
         on_lost(l);
 }
@@ -363,6 +368,8 @@ static void set_up(struct agent *agent)
     l->output.show = show;
     if (job->wants_output)
         l->output.out = l->output.err = l->console.out;
+    if (job->wants_input)
+        agent_open_feed(agent);
     find_address(agent);
 }
 
@@ -406,6 +413,8 @@ int agent_run(const struct args *args, const sigset_t *rank_mask)
             run(&agent);
         code = 0;
     }
+    if (agent.feed.is_open)
+        sink_deinit(&agent.feed.to);
     launch_tear_down(&agent.launch);
     job_deinit(&agent.job);
     inbox_deinit(&agent.inbox);

@@ -24,6 +24,11 @@ struct agent {
     char address[ADDRESS_BYTES]; /* where other hosts reach this one; "": not known */
     char coordinator[ADDRESS_BYTES + 16], master_address[ADDRESS_BYTES];
     bool is_asked; /* to end */
+    struct feed {  /* rank 0's standard input */
+        struct sink to;
+        bool is_open, is_owed; /* the launcher waits for FRAME_TAKEN */
+        bool is_last;          /* nothing follows what is queued */
+    } feed;
 };
 
 /* Queue a message for the launcher. */
@@ -35,6 +40,16 @@ void agent_answer_ping(struct agent *agent);
 bool agent_wait(struct agent *agent, struct frame *out);
 /* Everything queued is written, or the launcher is gone. */
 void agent_flush(struct agent *agent);
+
+/* In agent_feed.c. */
+
+/* Make our standard input a pipe, which rank 0 inherits. */
+void agent_open_feed(struct agent *agent);
+/* Rank 0 has it. */
+void agent_leave_feed(void);
+void agent_take_input(struct launch *l, const struct message *m);
+/* Go on; asks to be called again through feed_fd. */
+void agent_feed(struct launch *l);
 
 /* Does the job's part that touches nothing, and reports. The exit code. */
 int agent_check(struct agent *agent);

@@ -2,6 +2,7 @@
 #include "cluster_state.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ static int allocate(struct cluster *c, char *error, size_t bytes)
     c->n_ranks = hosts_n_ranks(c->hosts);
     c->remotes = calloc(c->hosts->n, sizeof *c->remotes);
     c->ranks = calloc(c->n_ranks, sizeof *c->ranks);
-    c->polled = calloc(3 * (size_t)c->hosts->n + 3, sizeof *c->polled);
+    c->polled = calloc(3 * (size_t)c->hosts->n + 4, sizeof *c->polled);
     if (!c->remotes || !c->ranks || !c->polled)
         return snprintf(error, bytes, "out of memory for %u hosts", c->hosts->n), -ENOMEM;
     for (unsigned i = 0; i < c->hosts->n; i++) {
@@ -60,6 +61,9 @@ int cluster_set_up(struct cluster *c, char *error, size_t bytes)
     if (make_key(c->key) < 0 || getrandom(&number, sizeof number, 0) != sizeof number)
         return snprintf(error, bytes, "no random numbers: %s", strerror(errno)), -EIO;
     snprintf(c->name, sizeof c->name, "gradrun-%d-%08x", (int)getpid(), number);
+    /* Not from a terminal: it could not stop reading when the job goes to the background. */
+    if (fcntl(0, F_GETFD) >= 0 && !isatty(0) && !c->args->is_check)
+        c->input = INPUT_WANTED;
     rc = allocate(c, error, bytes);
     if (rc == 0 && c->args->output_dir && !c->args->is_check)
         rc = rank_logs_open(c->args->output_dir, c->n_ranks, &c->logs, error, bytes);
@@ -211,6 +215,7 @@ void cluster_give_job(struct cluster *c, struct remote *remote)
         .is_check = c->args->is_check,
         .is_verbose = c->args->is_verbose,
         .wants_output = !c->args->is_quiet || c->logs,
+        .wants_input = c->input != INPUT_NONE && remote->index == 0,
         .n_ranks = c->n_ranks,
         .n_hosts = c->hosts->n,
         .host_index = remote->index,

@@ -57,6 +57,7 @@ struct cluster {
     enum cluster_state state;
     int exit_code;
     struct verdict verdict;
+    enum { INPUT_NONE, INPUT_WANTED, INPUT_SENT } input; /* ours, for rank 0 */
     bool is_interrupted, is_killing, is_muted[3];
     double interrupted_at, timeout_at, ping_at, give_up_at; /* monotonic; INFINITY: never */
     char key[JOB_KEY_DIGITS + 1], name[64], directory[4096], program[4096];
@@ -94,6 +95,11 @@ void cluster_begin(struct cluster *c);
 void cluster_give_job(struct cluster *c, struct remote *remote);
 /* All are ready: start the ranks. */
 void cluster_start(struct cluster *c);
+
+/* In cluster_hear.c. */
+
+/* Read once from a host, and do what it says. false: nothing came. */
+bool cluster_hear(struct cluster *c, struct remote *remote);
 
 /* In cluster_end.c. */
 

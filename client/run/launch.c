@@ -162,15 +162,16 @@ static void wait_and_handle(struct launch *l)
     rest[0] = (struct pollfd){l->signal_fd, POLLIN, 0};
     rest[1] = (struct pollfd){l->has_daemon ? l->daemon.ready : -1, POLLIN, 0};
     rest[2] = (struct pollfd){l->input_fd, POLLIN, 0};
-    console_poll(&l->console, rest + 3);
-    if (poll(l->polled, n + 5, launch_poll_ms(l)) < 0)
+    rest[3] = (struct pollfd){l->feed_fd, POLLOUT, 0};
+    console_poll(&l->console, rest + 4);
+    if (poll(l->polled, n + 6, launch_poll_ms(l)) < 0)
         return;
     for (size_t i = 0; i < n; i++)
         if (l->polled[i].revents)
             stream_read(stream_at(l, i));
     if (rest[1].revents)
         on_ready(l);
-    if (rest[2].revents)
+    if (rest[2].revents || rest[3].revents)
         l->role->on_input(l);
     if (rest[0].revents)
         on_signals(l);

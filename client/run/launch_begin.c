@@ -81,7 +81,7 @@ int launch_set_up(struct launch *l, const struct place *places, char *error, siz
     set_up_environment(l);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
         return snprintf(error, bytes, "cannot become a subreaper: %s", strerror(errno)), -errno;
-    l->polled = calloc(2 * (size_t)l->args->n_ranks + 6, sizeof *l->polled);
+    l->polled = calloc(2 * (size_t)l->args->n_ranks + 7, sizeof *l->polled);
     if (!l->polled)
         return snprintf(error, bytes, "out of memory"), -ENOMEM;
     return ranks_init(&l->ranks, l->args->n_ranks, places, &l->output, error, bytes);

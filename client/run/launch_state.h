@@ -46,7 +46,7 @@ struct launch_role {
     /* Ranks have ended, was_over says which had before; failed: the one to blame, or NULL. */
     void (*on_over)(struct launch *l, const bool *was_over, const struct rank *failed);
     void (*on_ending)(struct launch *l, int exit_code); /* launch_begin_ending() */
-    void (*on_input)(struct launch *l);                 /* input_fd is readable */
+    void (*on_input)(struct launch *l);                 /* input_fd or feed_fd is ready */
     void (*on_flushing)(struct launch *l);              /* nothing lives, all output is queued */
 };
 
@@ -63,6 +63,7 @@ struct launch {
     double interrupted_at;      /* valid when is_interrupted */
     double silent_at;           /* no word from the launcher since too long; INFINITY: never */
     int input_fd;               /* -1: none */
+    int feed_fd;                /* to be written, which is on_input()'s too; -1: nothing to */
     bool has_others;            /* the daemon must outlive our ranks: other hosts may need it */
     struct console console;
     struct ranks_output output;
@@ -109,7 +110,7 @@ void launch_start_ranks(struct launch *l);
 
 /* All fields that are not 0 at the beginning. */
 #define LAUNCH_INIT                                                                                \
-    .signal_fd = -1, .input_fd = -1, .timeout_at = INFINITY, .kill_at = INFINITY,                  \
+    .signal_fd = -1, .input_fd = -1, .feed_fd = -1, .timeout_at = INFINITY, .kill_at = INFINITY,   \
     .silent_at = INFINITY, .daemon_output = {.fd = -1},                                            \
     .console = {.sinks = {{.fd = -1}, {.fd = -1}}}
 /* From role->begin() to LAUNCH_DONE. */

@@ -227,6 +227,27 @@ def test_much_output_arrives_whole(site: Site) -> None:
         assert re.fullmatch(r"\[(\d)\] \1{40} \d+", line), line
 
 
+def test_rank_zero_reads_what_is_piped_in(site: Site) -> None:
+    text = "".join(f"line {i}\n" for i in range(50000))
+    words = site.words("-H", site.hosts(2, 1), "sh", "-c", "cat | cksum")
+    result = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60 * SLOW,
+                            cwd=site.tmp_path, env=site.environment)
+    assert result.returncode == 0, result.stderr
+    expected = subprocess.run(["cksum"], input=text, capture_output=True, text=True).stdout
+    assert sorted(result.stdout.splitlines()) == [
+        f"[0] {expected.strip()}", "[1] 4294967295 0", "[2] 4294967295 0"]
+
+
+def test_a_rank_zero_that_does_not_read_ends_all_the_same(site: Site) -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        words = site.words("-H", site.hosts(1, 1), *site.script('print("done")'))
+        result = subprocess.run(words, stdin=endless.stdout, capture_output=True, text=True,
+                                timeout=60 * SLOW, cwd=site.tmp_path, env=site.environment)
+        endless.kill()
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] done", "[1] done"]
+
+
 def test_nobody_reads_the_output_any_more(site: Site) -> None:
     words = site.words("-H", site.hosts(1, 1), "yes")
     process = site.world.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
