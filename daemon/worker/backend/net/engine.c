@@ -226,6 +226,8 @@ struct backend_batch *engine_take_unfinished(struct engine *engine)
     if (!program)
         return NULL;
     pop_program(engine);
+    for (uint32_t i = 0; i < engine->n_used; i++)
+        lane_clear(engine->used[i]);
     for (uint32_t i = 0; i < program->schedule.n_cells; i++)
         cell_release(&engine->work, program, &program->schedule.cells[i]);
     struct backend_batch *batch = program->batch;

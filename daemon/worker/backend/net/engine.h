@@ -36,7 +36,8 @@ const struct engine_failure *engine_failure(const struct engine *engine);
 
 /* The next batch that is done, or NULL. */
 struct backend_batch *engine_take_done(struct engine *engine);
-/* The next batch that is not done; for after a failure. The engine forgets it. */
+/* The next batch that is not done; for after a failure. The engine forgets it, and can only wait
+ * and be freed afterwards. */
 struct backend_batch *engine_take_unfinished(struct engine *engine);
 
 /* Wait until something can be done, or fd is readable. */

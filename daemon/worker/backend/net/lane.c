@@ -34,6 +34,12 @@ void lane_init(struct lane *lane, struct link *take_link, uint32_t node, uint32_
     queue_init(&lane->in);
 }
 
+void lane_clear(struct lane *lane)
+{
+    queue_init(&lane->in);
+    queue_init(&lane->out);
+}
+
 void lane_deinit(struct lane *lane)
 {
     if (lane->link)

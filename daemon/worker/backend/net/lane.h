@@ -41,6 +41,9 @@ void lane_deinit(struct lane *lane);
 void lane_queue_out(struct lane *lane, struct schedule_message *message);
 void lane_queue_in(struct lane *lane, struct schedule_message *message);
 
+/* Forget the messages, which are about to go. The lane is not to be used any more. */
+void lane_clear(struct lane *lane);
+
 enum lane_result {
     LANE_BLOCKED,
     LANE_MOVED, /* some bytes */

@@ -384,7 +384,6 @@ void collective_check(const struct collective *c, double tolerance)
 
 /* ------------------------------------------------------------------ runs */
 
-
 static void on_done(void *data, struct backend_batch *batch)
 {
     struct run *run = data, **link = &run->node->runs;
