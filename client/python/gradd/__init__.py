@@ -20,8 +20,8 @@ from gradd._library import library
 from gradd.context import Context, Region, Work, make_op
 from gradd.errors import (
     Denied, DuplicateName, Forked, GraddError, HorovodInternalError, InternalError,
-    InvalidRequest, NonFinite, OutOfMemory, ProtocolMismatch, RankLost, RanksDisagree, ServiceUnavailable,
-    Shutdown, Timeout, Unsupported,
+    InvalidRequest, NonFinite, OutOfMemory, ProtocolMismatch, RankLost, RanksDisagree,
+    ServiceUnavailable, Shutdown, Timeout, Unsupported,
 )
 from gradd.types import DType, Kind, ReduceOp
 
@@ -29,8 +29,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Context", "DType", "Denied", "DuplicateName", "Forked", "GraddError", "HorovodInternalError",
-    "InternalError", "InvalidRequest", "Kind", "NonFinite", "OutOfMemory", "ProtocolMismatch", "RankLost",
-    "RanksDisagree", "ReduceOp", "Region", "ServiceUnavailable", "Shutdown", "Timeout",
+    "InternalError", "InvalidRequest", "Kind", "NonFinite", "OutOfMemory", "ProtocolMismatch",
+    "RankLost", "RanksDisagree", "ReduceOp", "Region", "ServiceUnavailable", "Shutdown", "Timeout",
     "Unsupported", "Work", "allgather", "allreduce", "allreduce_async", "alltoall", "barrier",
     "broadcast", "broadcast_async", "context", "init", "is_initialized", "library_version",
     "local_rank", "local_size", "make_op", "rank", "reduce_scatter", "shutdown", "size",

@@ -30,7 +30,7 @@ from gradd.errors import GraddError, HorovodInternalError, InternalError, NonFin
 from gradd.progress import DoneFn
 from gradd.torch import basics, timeline
 from gradd.torch.basics import ProcessSet
-from gradd.types import DType, Kind, ReduceOp
+from gradd.types import DType, Kind
 
 DTYPES = {
     torch.int8: DType.I8, torch.uint8: DType.U8, torch.int32: DType.I32, torch.int64: DType.I64,
@@ -50,14 +50,16 @@ _check = threading.local()
 
 
 @contextmanager
-def checking(mode: str | None) -> Iterator[None]:
-    """All-reduces submitted within look for NaN and infinity: "warn", "raise", or None."""
-    before = getattr(_check, "mode", None)
-    _check.mode = mode
+def checking(mode: str | None, names: Sequence[str] = ()) -> Iterator[None]:
+    """An all-reduce submitted within looks for NaN and infinity: "warn", "raise", or None.
+
+    names: what to call its tensors; by default their names on the wire.
+    """
+    _check.mode, _check.names = mode, names
     try:
         yield
     finally:
-        _check.mode = before
+        _check.mode, _check.names = None, ()
 
 
 def check_mode() -> str | None:
@@ -163,7 +165,7 @@ class Engine:
         if line is not None:
             line.submitted(pending.kind, name)
         if pending.check_finite:
-            pending.names = [op.name.decode() for op in ops]
+            pending.names = list(_check.names) or [op.name.decode() for op in ops]
             handle, pending.handle = pending.handle, 0
             self.context.add_done_callback(handle, self._finite_check(pending, handle))
 

@@ -26,8 +26,8 @@ from gradd.torch.basics import (
 )
 from gradd.torch.compression import Compression
 from gradd.torch.engine import (
-    Pending, check_mode, check_tensor, describe_row, engine, on_host, poll, register, set_id, shape_row,
-    synchronize, wire_type,
+    Pending, check_mode, check_tensor, describe_row, engine, on_host, poll, register, set_id,
+    shape_row, synchronize, wire_type,
 )
 from gradd.types import Kind, ReduceOp
 

@@ -186,7 +186,7 @@ class _DistributedOptimizer(_Hooked):
         self._register_hooks()
 
     def _form_groups(self, groups: Any) -> None:
-        """Groups in the parameter order of the set's first rank, so that all ranks form the same."""
+        """Groups in the parameter order of the set's first rank: all ranks form the same."""
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         names = broadcast_object(
             [self._parameter_names[p] for p in params], (self.process_set.ranks or [0])[0],
@@ -266,7 +266,8 @@ class _DistributedOptimizer(_Hooked):
         if self.op == Average:
             options["prescale_factor"] = 1.0 / self.gradient_predivide_factor
             options["postscale_factor"] = self.gradient_predivide_factor
-        with engine.checking(self.check_finite):
+        names = [self._parameter_names[p] for p in params]
+        with engine.checking(self.check_finite, names):
             if is_group:
                 handle = grouped_allreduce_async_(tensors, **options)
             else:
