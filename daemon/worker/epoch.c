@@ -446,6 +446,14 @@ static void on_stall_timer(void *data)
 
 /* ------------------------------------------------------------------ ends */
 
+/* Nobody is left here, nor, on the coordinator, elsewhere. */
+static void check_over(struct epoch *epoch)
+{
+    if (epoch->n_gone == epoch->n_local &&
+        (epoch->n_remote_left == epoch->n_members - epoch->n_added || epoch->failure.status))
+        epoch->setup->on_over(epoch->setup->data);
+}
+
 /* Tell the members, once what still ran has been told. */
 static void announce_failure(struct epoch *epoch)
 {
@@ -494,14 +502,7 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
             epoch->members[i].state = MEMBER_LOST;
     flush_members(epoch);
     announce_failure(epoch);
-}
-
-/* Nobody is left here, nor, on the coordinator, elsewhere. */
-static void check_over(struct epoch *epoch)
-{
-    if (epoch->n_gone == epoch->n_local &&
-        (epoch->n_remote_left == epoch->n_members - epoch->n_added || epoch->failure.status))
-        epoch->setup->on_over(epoch->setup->data);
+    check_over(epoch); /* who is left may be on other nodes only */
 }
 
 /* The member's connection is over and what it has sent has been taken. */
