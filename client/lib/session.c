@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -223,8 +224,12 @@ static int await_joined(struct gradd *g, double timeout_s)
         return error_set(GRADD_ERR_TIMEOUT,
                          "job %s, rank %d: the daemon did not answer Join within %g s",
                          g->identity.job, g->identity.rank, timeout_s + JOIN_GRACE_S);
-    if (rc < 0)
-        return rc;
+    if (rc < 0) {
+        char why[ERROR_TEXT_BYTES];
+        snprintf(why, sizeof why, "%s", gradd_error());
+        return error_set(rc, "job %s, rank %d: %s while it waited for the other ranks",
+                         g->identity.job, g->identity.rank, why);
+    }
     const Pb__Envelope *reply = frame.envelope;
     if (reply->body_case == PB__ENVELOPE__BODY_JOINED)
         rc = take_joined(g, reply->joined, &frame);

@@ -232,6 +232,7 @@ static void push_hello(struct peer_link *link)
     hello.node = (char *)peers->node;
     hello.node_id = (ProtobufCBinaryData){sizeof peers->node_id, peers->node_id};
     hello.clock_s = wall_clock_s();
+    hello.peer_port = peers_is_listening(peers) ? peers_port(peers) : 0;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_PEER_HELLO;
     envelope.peer_hello = &hello;
@@ -280,6 +281,31 @@ static void arm_heartbeat(struct peer_link *link)
     watch_arm(link->timer, next > now ? next - now : 0);
 }
 
+/* The same daemon, or one that has been started in its place. */
+static bool is_same_daemon(const struct peer_link *a, const struct peer_link *b)
+{
+    return memcmp(a->node_id, b->node_id, PEER_NODE_ID_BYTES) == 0 ||
+           (a->port && a->port == b->port && resolve_is_same_host(&a->address, &b->address));
+}
+
+/*
+ * A daemon dials again only when it has given up the link before: what that one still seems to hold
+ * here must not stand in the way of what comes over the new one.
+ */
+static void replace_older(struct peer_link *link)
+{
+    struct peer_link *other, *next;
+    for (other = TAILQ_FIRST(&link->peers->links); other; other = next) {
+        next = TAILQ_NEXT(other, link);
+        if (other == link || other->is_dialled || other->state != PEER_UP ||
+            !is_same_daemon(other, link))
+            continue;
+        if (!other->is_ending)
+            snprintf(other->error, sizeof other->error, "its daemon has connected anew");
+        report_end(other);
+    }
+}
+
 static void on_hello(struct peer_link *link, const Pb__PeerHello *hello)
 {
     struct peers *peers = link->peers;
@@ -310,6 +336,9 @@ static void on_hello(struct peer_link *link, const Pb__PeerHello *hello)
         peer_link_end(link, "leads back to this daemon");
         return;
     }
+    link->port = (uint16_t)hello->peer_port;
+    if (!link->is_dialled)
+        replace_older(link);
     set_state(link, PEER_UP);
     link->used_ns = clock_now_ns();
     log_info("peer", "node %s (%s, gradd %s) is up", link->name, link->address_text, link->version);

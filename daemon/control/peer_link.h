@@ -47,7 +47,8 @@ struct peer_link {
     char name[256]; /* its node's; the address until it has said */
     char version[32];
     uint8_t node_id[PEER_NODE_ID_BYTES];
-    int fd; /* -1: none */
+    uint16_t port; /* where its daemon awaits others; 0: not known */
+    int fd;        /* -1: none */
     struct watch *watch;
     struct watch *timer; /* what for: by state */
     struct watch *soon;  /* zero timer: send, read on, or report the end */
