@@ -15,8 +15,7 @@
 
 enum {
     PROGRAMS_MAX = 16, /* schedules held at once */
-    /* Per turn of a lane, so that all lanes and both directions have theirs. */
-    SENDS_PER_TURN = 4,
+    /* Per pass over the lanes, so that all of them and both directions have theirs. */
     RECEIVES_PER_TURN = 4,
     PASSES_PER_TURN = 64,
 };
@@ -284,39 +283,36 @@ static bool is_open(const struct engine *engine, const struct schedule_message *
 
 /* ------------------------------------------------------------------ lanes */
 
-/* The first message out, when it is ready to go. */
-static struct schedule_message *ready_to_send(struct engine *engine, const struct lane *lane)
+/* How many messages from the first on are ready to go. */
+static unsigned ready_to_send(struct engine *engine, const struct lane *lane)
 {
     struct schedule_message *message = lane->out.first;
-    bool is_ready = false;
-    if (!is_open(engine, message))
-        return NULL;
-    if (!cell_prepare_send(&engine->work, message, &is_ready))
-        fail_memory(engine);
-    return is_ready ? message : NULL;
+    unsigned n = 0;
+    for (bool is_ready; n < LANE_SENDS_MAX && is_open(engine, message); n++) {
+        if (!cell_prepare_send(&engine->work, message, &is_ready))
+            fail_memory(engine);
+        if (!is_ready || engine->failure.status != GRADD_OK)
+            break;
+        message = message->next;
+    }
+    return n;
 }
 
 static bool send_some(struct engine *engine, struct lane *lane)
 {
-    bool has_moved = false;
-    for (unsigned n = 0; n < SENDS_PER_TURN && !lane->out.is_blocked;) {
-        struct schedule_message *message = ready_to_send(engine, lane);
-        if (!message || engine->failure.status != GRADD_OK)
-            break;
-        int result = lane_send(lane);
-        if (result < 0) {
-            fail_lane(engine, lane, result, "");
-            break;
-        }
-        has_moved |= result != LANE_BLOCKED;
-        if (result == LANE_DONE) {
-            struct schedule_cell *cell = message_cell(message);
-            cell->n_out_left--;
-            end_cell(engine, message->program, cell);
-            n++;
-        }
+    struct schedule_message *message;
+    unsigned n = lane->out.is_blocked ? 0 : ready_to_send(engine, lane);
+    if (n == 0 || engine->failure.status != GRADD_OK)
+        return false;
+    int result = lane_send(lane, n);
+    if (result < 0)
+        fail_lane(engine, lane, result, "");
+    while (result == LANE_DONE && (message = lane_take_sent(lane))) {
+        struct schedule_cell *cell = message_cell(message);
+        cell->n_out_left--;
+        end_cell(engine, message->program, cell);
     }
-    return has_moved;
+    return result > LANE_BLOCKED;
 }
 
 static bool receive_some(struct engine *engine, struct lane *lane)

@@ -56,10 +56,10 @@ static void queue_push(struct lane_queue *queue, struct schedule_message *messag
 
 static void queue_pop(struct lane_queue *queue)
 {
+    queue->moved -= LANE_HEADER_BYTES + (uint64_t)queue->first->pieces.bytes;
     if (!(queue->first = queue->first->next))
         queue->last = &queue->first;
     queue->sequence++;
-    queue->moved = 0;
 }
 
 void lane_queue_out(struct lane *lane, struct schedule_message *message)
@@ -79,13 +79,12 @@ void lane_unblock(struct lane *lane)
     lane->in.is_blocked = lane->out.is_blocked = false;
 }
 
-static void write_header(const struct lane_queue *queue, uint8_t *to)
+static void write_header(const struct schedule_message *message, uint32_t sequence, uint8_t *to)
 {
-    const struct schedule_message *message = queue->first;
     const struct schedule_cell *cell = message_cell(message);
     const struct header header = {
         .magic = htole32(HEADER_MAGIC),
-        .sequence = htole32(queue->sequence),
+        .sequence = htole32(sequence),
         .block = htole32(cell->block),
         .step = htole32(message->step),
         .digest = htole32(message->digest),
@@ -94,17 +93,22 @@ static void write_header(const struct lane_queue *queue, uint8_t *to)
     memcpy(to, &header, sizeof header);
 }
 
-/* What is left of header and payload. */
-static int rest_of(const struct lane_queue *queue, uint8_t *header, struct iovec iov[2])
+static uint64_t message_bytes(const struct schedule_message *message)
+{
+    return LANE_HEADER_BYTES + (uint64_t)message->pieces.bytes;
+}
+
+/* What is left of header and payload after so many bytes. */
+static int rest_of(const struct schedule_message *message, uint64_t moved, uint8_t *header,
+                   struct iovec iov[2])
 {
     int n = 0;
     uint64_t in_payload = 0;
-    if (queue->moved < LANE_HEADER_BYTES)
-        iov[n++] = (struct iovec){header + queue->moved, LANE_HEADER_BYTES - queue->moved};
+    if (moved < LANE_HEADER_BYTES)
+        iov[n++] = (struct iovec){header + moved, LANE_HEADER_BYTES - moved};
     else
-        in_payload = queue->moved - LANE_HEADER_BYTES;
-    iov[n++] =
-        (struct iovec){queue->first->memory + in_payload, queue->first->pieces.bytes - in_payload};
+        in_payload = moved - LANE_HEADER_BYTES;
+    iov[n++] = (struct iovec){message->memory + in_payload, message->pieces.bytes - in_payload};
     return n;
 }
 
@@ -118,36 +122,46 @@ static int after_move(struct lane_queue *queue, ssize_t moved, short events)
         return LANE_BLOCKED;
     }
     queue->moved += (uint64_t)moved;
-    if (queue->moved < LANE_HEADER_BYTES + (uint64_t)queue->first->pieces.bytes)
-        return LANE_MOVED;
-    queue_pop(queue);
-    return LANE_DONE;
+    return queue->moved < message_bytes(queue->first) ? LANE_MOVED : LANE_DONE;
 }
 
-int lane_send(struct lane *lane)
+int lane_send(struct lane *lane, unsigned n)
 {
     struct lane_queue *queue = &lane->out;
-    struct iovec iov[2];
-    if (queue->moved == 0)
-        write_header(queue, queue->header);
-    int n = rest_of(queue, queue->header, iov);
-    ssize_t moved = lane->link->ops->send(lane->link, iov, n);
-    int result = after_move(queue, moved, lane->link->wants ? lane->link->wants : POLLOUT);
+    uint8_t headers[LANE_SENDS_MAX][LANE_HEADER_BYTES];
+    struct iovec iov[2 * LANE_SENDS_MAX];
+    const struct schedule_message *message = queue->first;
+    int n_iov = 0;
+    for (unsigned i = 0; i < n && i < LANE_SENDS_MAX; i++, message = message->next) {
+        write_header(message, queue->sequence + i, headers[i]);
+        n_iov += rest_of(message, i == 0 ? queue->moved : 0, headers[i], iov + n_iov);
+    }
+    ssize_t moved = lane->link->ops->send(lane->link, iov, n_iov);
     if (moved > 0)
         atomic_fetch_add_explicit(&lane->sent_bytes, (uint64_t)moved, memory_order_relaxed);
-    if (result == LANE_DONE && !queue->first) {
+    return after_move(queue, moved, lane->link->wants ? lane->link->wants : POLLOUT);
+}
+
+struct schedule_message *lane_take_sent(struct lane *lane)
+{
+    struct lane_queue *queue = &lane->out;
+    struct schedule_message *message = queue->first;
+    if (!message || queue->moved < message_bytes(message))
+        return NULL;
+    queue_pop(queue);
+    if (!queue->first) {
         atomic_fetch_add_explicit(&lane->busy_ns, clock_now_ns() - lane->busy_since_ns,
                                   memory_order_relaxed);
         lane->busy_since_ns = 0;
     }
-    return result;
+    return message;
 }
 
 /* Is this the message that the schedule expects? */
 static int check_header(const struct lane_queue *queue, char *text, size_t text_bytes)
 {
     struct header expected, got;
-    write_header(queue, (uint8_t *)&expected);
+    write_header(queue->first, queue->sequence, (uint8_t *)&expected);
     memcpy(&got, queue->header, sizeof got);
     if (memcmp(&expected, &got, sizeof got) == 0)
         return 0;
@@ -168,14 +182,15 @@ int lane_receive(struct lane *lane, char *text, size_t text_bytes)
     struct lane_queue *queue = &lane->in;
     struct iovec iov[2];
     const uint64_t before = queue->moved;
-    int n = rest_of(queue, queue->header, iov);
+    int n = rest_of(queue->first, before, queue->header, iov);
     ssize_t moved = lane->link->ops->receive(lane->link, iov, n);
-    if (moved > 0) {
+    if (moved > 0)
         atomic_fetch_add_explicit(&lane->received_bytes, (uint64_t)moved, memory_order_relaxed);
-        const uint64_t now = before + (uint64_t)moved;
-        if (before < LANE_HEADER_BYTES && now >= LANE_HEADER_BYTES &&
-            check_header(queue, text, text_bytes) < 0)
-            return -EBADMSG;
-    }
-    return after_move(queue, moved, lane->link->wants ? lane->link->wants : POLLIN);
+    int result = after_move(queue, moved, lane->link->wants ? lane->link->wants : POLLIN);
+    if (before < LANE_HEADER_BYTES && queue->moved >= LANE_HEADER_BYTES && result >= 0 &&
+        check_header(queue, text, text_bytes) < 0)
+        return -EBADMSG;
+    if (result == LANE_DONE)
+        queue_pop(queue);
+    return result;
 }

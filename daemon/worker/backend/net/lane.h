@@ -15,7 +15,11 @@
 #include "worker/backend/net/link.h"
 #include "worker/backend/net/schedule.h"
 
-enum { LANE_HEADER_BYTES = 24 };
+enum {
+    LANE_HEADER_BYTES = 24,
+    /* Messages that leave in one call: a header by itself would be a packet by itself. */
+    LANE_SENDS_MAX = 4,
+};
 
 struct lane_queue {
     struct schedule_message *first, **last;
@@ -50,9 +54,13 @@ enum lane_result {
     LANE_DONE,  /* the first message is complete and off the lane */
 };
 
-/* Move the first message, whose memory is set. A negative result: -errno of the link; -EBADMSG: the
- * peer sent another message than expected, described in text. */
-int lane_send(struct lane *lane);
+/* A negative result: -errno of the link; -EBADMSG: the peer sent another message than expected,
+ * described in text. */
+
+/* Send of the first n messages, whose memory is set; then lane_take_sent() until NULL. */
+int lane_send(struct lane *lane, unsigned n);
+struct schedule_message *lane_take_sent(struct lane *lane);
+/* Receive of the first message, whose memory is set. */
 int lane_receive(struct lane *lane, char *text, size_t text_bytes);
 
 /* poll() has reported something for the link. */

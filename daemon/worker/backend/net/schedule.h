@@ -19,7 +19,7 @@
 #include "worker/backend/backend.h"
 
 enum {
-    SCHEDULE_CHUNK_BYTES = 64 * 1024, /* of a message: a few of them stay in a core's L2 */
+    SCHEDULE_CHUNK_BYTES = 128 * 1024, /* of a message: a few of them stay in a core's L2 */
     /* All-reduces up to this size go to every node at once, where there are more than two. */
     SCHEDULE_DIRECT_BYTES = 32 * 1024,
     /* Broadcasts and all-gathers up to this size, likewise. */

@@ -41,7 +41,7 @@ struct sum_scratch {
     uint32_t capacity;
 };
 
-enum { SUM_SCRATCH_BYTES = 128 * 1024 }; /* a chunk of half types as float32 */
+enum { SUM_SCRATCH_BYTES = 256 * 1024 }; /* a chunk of half types as float32 */
 
 /* in_out: room for 2 * n_ranks pointers; the sum's for as long as it is used. */
 void sum_init(struct sum *sum, const struct backend_op *op, uint32_t node, int wire,
