@@ -59,8 +59,8 @@ def run(program: str | Path, n: int, *arguments: str, settings: tuple[str, ...] 
             command += ["--set", setting]
         ended = subprocess.run(
             [*command, PYTHON, *launcher, str(PROGRAMS / program), *arguments],
-            env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            timeout=timeout_s + 30)
+            env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, timeout=timeout_s + 30)
         output = []
         for rank in range(n):
             log = Path(directory) / f"rank.{rank}.log"

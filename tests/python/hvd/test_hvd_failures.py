@@ -73,6 +73,7 @@ def test_a_late_rank() -> None:
     assert results[0]["error"] == "Timeout" and results[0]["is_internal"], run
     assert "late.weight" in results[0]["text"] and "rank 1" in results[0]["text"], run
     assert results[0]["seconds"] < IN_TIME_S, run
+    assert results[0]["afterwards"] == 2, "the job goes on"
 
 
 def test_a_gather_while_a_rank_has_joined() -> None:

@@ -275,7 +275,8 @@ def check_non_finite_gradients() -> None:
             factor = float("nan") if hvd.rank() == last else 1.0
             (good.sum() + (bad * factor).sum()).backward()
             if mode == "raise":
-                raises(gradd.NonFinite, ("bad.weight", f"rank {last}", "4 elements"), optimizer.step)
+                raises(gradd.NonFinite, ("bad.weight", f"rank {last}", "4 elements"),
+                       optimizer.step)
                 assert not optimizer._in_flight
                 continue
             with warnings.catch_warnings(record=True) as caught:
