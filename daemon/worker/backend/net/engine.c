@@ -23,9 +23,10 @@ enum {
 struct engine {
     struct schedule_view view;
     struct work work;
-    struct lane *lanes; /* by node * NET_STREAMS_MAX + stream */
-    struct lane **used; /* those with a link */
-    struct pollfd *poll_fds;
+    struct lane *lanes;      /* by node * NET_STREAMS_MAX + stream */
+    struct lane **used;      /* those with a link */
+    struct pollfd *poll_fds; /* this and the next: engine_wait()'s */
+    struct lane **polled;
     uint32_t n_used;
 
     struct program *first, **last, *spare;
@@ -164,6 +165,11 @@ static bool has_all_links(const struct engine *engine, const struct schedule *sc
             return false;
     }
     return true;
+}
+
+bool engine_is_idle(const struct engine *engine)
+{
+    return engine->first == NULL;
 }
 
 bool engine_has_room(const struct engine *engine)
@@ -376,24 +382,24 @@ static short wanted_events(const struct engine *engine, const struct lane *lane)
     return events;
 }
 
-void engine_wait(struct engine *engine, int fd)
+void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock)
 {
-    nfds_t n = 1;
-    engine->poll_fds[0] = (struct pollfd){.fd = fd, .events = POLLIN};
+    nfds_t n = 0;
     for (uint32_t i = 0; i < engine->n_used; i++) {
         struct lane *lane = engine->used[i];
         const short events = wanted_events(engine, lane);
-        if (events)
-            engine->poll_fds[n++] = (struct pollfd){.fd = lane->link->fd, .events = events};
+        if (!events)
+            continue;
+        engine->polled[n] = lane;
+        engine->poll_fds[n++] = (struct pollfd){.fd = lane->link->fd, .events = events};
     }
-    if (poll(engine->poll_fds, n, -1) < 0)
-        return;
-    n = 1;
-    for (uint32_t i = 0; i < engine->n_used; i++) {
-        struct lane *lane = engine->used[i];
-        if (wanted_events(engine, lane) && engine->poll_fds[n++].revents)
-            lane_unblock(lane);
-    }
+    engine->poll_fds[n] = (struct pollfd){.fd = fd, .events = POLLIN};
+    pthread_mutex_unlock(lock);
+    int result = poll(engine->poll_fds, n + 1, -1);
+    pthread_mutex_lock(lock);
+    for (nfds_t i = 0; i < n && result > 0; i++)
+        if (engine->poll_fds[i].revents)
+            lane_unblock(engine->polled[i]);
 }
 
 /* ------------------------------------------------------------------ life */
@@ -412,7 +418,8 @@ static int take_links(struct engine *engine, const struct net_setup *setup)
     engine->lanes = calloc(n_lanes, sizeof *engine->lanes);
     engine->used = calloc(n_lanes, sizeof(*engine->used));
     engine->poll_fds = calloc(n_lanes + 1, sizeof *engine->poll_fds);
-    if (!engine->lanes || !engine->used || !engine->poll_fds)
+    engine->polled = calloc(n_lanes, sizeof(*engine->polled));
+    if (!engine->lanes || !engine->used || !engine->poll_fds || !engine->polled)
         return -ENOMEM;
     for (uint32_t i = 0; i < n_lanes; i++) {
         struct link *link = setup->links[i];
@@ -465,6 +472,7 @@ void engine_free(struct engine *engine)
     free(engine->lanes);
     free(engine->used);
     free(engine->poll_fds);
+    free(engine->polled);
     free(engine);
 }
 

@@ -5,10 +5,13 @@
  * Programs follow each other without a gap: the cells of the next one enter the window as those of
  * the one before leave it. Memory is bounded by the window.
  *
- * Thread: the net thread (engine_new() and engine_free(): whoever has no net thread running).
+ * Thread: one at a time, whoever holds the engine's lock; engine_wait() lets go of it while it
+ * waits.
  */
 #ifndef GRADD_ENGINE_H
 #define GRADD_ENGINE_H
+
+#include <pthread.h>
 
 #include "worker/backend/net/net.h"
 
@@ -24,6 +27,8 @@ struct engine_failure {
 struct engine *engine_new(const struct net_setup *setup);
 void engine_free(struct engine *engine);
 
+/* True when no batch is under way. */
+bool engine_is_idle(const struct engine *engine);
 /* True when another batch may be started. */
 bool engine_has_room(const struct engine *engine);
 /* 0 or -ENOMEM. */
@@ -40,8 +45,8 @@ struct backend_batch *engine_take_done(struct engine *engine);
  * and be freed afterwards. */
 struct backend_batch *engine_take_unfinished(struct engine *engine);
 
-/* Wait until something can be done, or fd is readable. */
-void engine_wait(struct engine *engine, int fd);
+/* Wait, without the lock, until something can be done or fd is readable. */
+void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock);
 
 /* Any thread. */
 size_t engine_stats(const struct engine *engine, struct net_link_stats *out, size_t capacity);

@@ -2,6 +2,10 @@
 /*
  * The backend's two sides: the loop hands batches over and is told when they are done; the net
  * thread drives the engine. Between them two queues under one mutex and one eventfd each way.
+ *
+ * A small batch that meets an idle engine is begun on the loop thread, and ended there if all peers
+ * have sent already: waking a thread takes longer than the exchange. The engine has a lock for
+ * that, taken before the mutex; the loop thread never waits for it.
  */
 #include "worker/backend/net/net.h"
 
@@ -15,6 +19,9 @@
 #include <unistd.h>
 
 #include "worker/backend/net/engine.h"
+#include "worker/plan/signature.h"
+
+enum { SMALL_BYTES = 64 * 1024 }; /* begun on the loop thread: some ten microseconds */
 
 struct batch_queue {
     struct backend_batch *first, **last;
@@ -22,7 +29,8 @@ struct batch_queue {
 
 struct backend {
     struct net_setup setup;
-    struct engine *engine; /* the net thread's */
+    pthread_mutex_t lock; /* of the engine */
+    struct engine *engine;
     pthread_t thread;
     bool has_thread;
     int wake_fd; /* the loop has something for the thread */
@@ -60,7 +68,8 @@ static struct backend_batch *queue_pop(struct batch_queue *queue)
     return batch;
 }
 
-/* ------------------------------------------------------------------ net thread */
+/* ------------------------------------------------------------------ either thread, with the lock
+ */
 
 /* Everything that is not done is broken. Called with the mutex held. */
 static void break_all(struct backend *net)
@@ -72,8 +81,8 @@ static void break_all(struct backend *net)
         queue_push(&net->broken, batch);
 }
 
-/* Exchange what both sides have for each other. False: the thread is to end. */
-static bool meet_loop(struct backend *net)
+/* Exchange what both sides have for each other. True: there is something for the loop. */
+static bool meet(struct backend *net)
 {
     struct backend_batch *batch;
     bool has_news = false;
@@ -101,11 +110,16 @@ static bool meet_loop(struct backend *net)
         break_all(net);
         has_news |= net->broken.first != NULL || engine_failure(net->engine)->status != GRADD_OK;
     }
-    bool goes_on = !net->is_stopping;
     pthread_mutex_unlock(&net->mutex);
-    if (has_news)
-        eventfd_write(net->tell_fd, 1);
-    return goes_on;
+    return has_news;
+}
+
+static bool has_incoming(struct backend *net)
+{
+    pthread_mutex_lock(&net->mutex);
+    bool has = net->incoming.first != NULL;
+    pthread_mutex_unlock(&net->mutex);
+    return has;
 }
 
 static bool has_failed(struct backend *net)
@@ -116,16 +130,30 @@ static bool has_failed(struct backend *net)
     return has;
 }
 
+/* ------------------------------------------------------------------ net thread */
+
+static bool is_stopping(struct backend *net)
+{
+    pthread_mutex_lock(&net->mutex);
+    bool is = net->is_stopping;
+    pthread_mutex_unlock(&net->mutex);
+    return is;
+}
+
 static void *net_thread(void *data)
 {
     struct backend *net = data;
     eventfd_t count;
-    while (meet_loop(net)) {
+    pthread_mutex_lock(&net->lock);
+    while (!is_stopping(net)) {
+        if (meet(net))
+            eventfd_write(net->tell_fd, 1);
         if (!has_failed(net) && engine_turn(net->engine))
             continue;
-        engine_wait(net->engine, net->wake_fd);
+        engine_wait(net->engine, net->wake_fd, &net->lock);
         eventfd_read(net->wake_fd, &count);
     }
+    pthread_mutex_unlock(&net->lock);
     return NULL;
 }
 
@@ -148,6 +176,13 @@ static struct backend_batch *pop_locked(struct backend *net, struct batch_queue 
     return batch;
 }
 
+static void deliver_done(struct backend *net)
+{
+    struct backend_batch *batch;
+    while ((batch = pop_locked(net, &net->done)))
+        finish(batch, GRADD_OK, "");
+}
+
 static void on_told(void *data, int fd, unsigned events)
 {
     struct backend *net = data;
@@ -159,14 +194,48 @@ static void on_told(void *data, int fd, unsigned events)
     if (net->ended.status == GRADD_OK)
         net->ended = net->failure;
     pthread_mutex_unlock(&net->mutex);
-    while ((batch = pop_locked(net, &net->done)))
-        finish(batch, GRADD_OK, "");
+    deliver_done(net);
     while ((batch = pop_locked(net, &net->broken)))
         finish(batch, net->ended.status, net->ended.text);
     if (net->ended.status != GRADD_OK && !net->has_told) {
         net->has_told = true;
         net->setup.on_lost(net->setup.data, net->ended.node, net->ended.text);
     }
+}
+
+static bool is_small(const struct backend_batch *batch)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < batch->n_ops && bytes <= SMALL_BYTES; i++) {
+        const struct backend_op *op = batch->ops[i];
+        if (op->kind != GRADD_ALLREDUCE && op->kind != GRADD_BROADCAST)
+            return false;
+        bytes += (op->end - op->begin) * dtype_bytes(op->dtype);
+    }
+    return bytes <= SMALL_BYTES;
+}
+
+/* Begin what is incoming on this thread, if nothing else is under way. False: the net thread is
+ * busy and will see it. */
+static bool begin_here(struct backend *net)
+{
+    bool has_news = false;
+    if (pthread_mutex_trylock(&net->lock) != 0)
+        return false;
+    if (engine_is_idle(net->engine)) {
+        has_news = meet(net);
+        if (!has_failed(net))
+            engine_turn(net->engine);
+        has_news |= meet(net);
+    }
+    const bool is_over = engine_is_idle(net->engine) && !has_incoming(net);
+    pthread_mutex_unlock(&net->lock);
+    if (!is_over) /* before the callbacks, which may take their time */
+        eventfd_write(net->wake_fd, 1);
+    if (has_news && has_failed(net))
+        eventfd_write(net->tell_fd, 1); /* told from the loop, not from inside run() */
+    deliver_done(net);
+    return true;
 }
 
 static bool has_data(const struct backend_batch *batch)
@@ -190,7 +259,8 @@ static void net_run(struct backend *net, struct backend_batch *batch)
     pthread_mutex_lock(&net->mutex);
     queue_push(&net->incoming, batch);
     pthread_mutex_unlock(&net->mutex);
-    eventfd_write(net->wake_fd, 1);
+    if (!is_small(batch) || !begin_here(net))
+        eventfd_write(net->wake_fd, 1);
 }
 
 void net_abort(struct backend *net, int status, const char *text)
@@ -232,6 +302,7 @@ static void net_free(struct backend *net)
     if (net->tell_fd >= 0)
         close(net->tell_fd);
     pthread_mutex_destroy(&net->mutex);
+    pthread_mutex_destroy(&net->lock);
     free(net);
 }
 
@@ -259,6 +330,7 @@ struct backend *net_new(const struct net_setup *setup, const char **out_text)
     net->setup.links = NULL;
     net->engine = engine;
     pthread_mutex_init(&net->mutex, NULL);
+    pthread_mutex_init(&net->lock, NULL);
     queue_init(&net->incoming);
     queue_init(&net->done);
     queue_init(&net->broken);
