@@ -68,8 +68,7 @@ static struct backend_batch *queue_pop(struct batch_queue *queue)
     return batch;
 }
 
-/* ------------------------------------------------------------------ either thread, with the lock
- */
+/* ------------------------------------------------------------------ with the engine's lock */
 
 /* Everything that is not done is broken. Called with the mutex held. */
 static void break_all(struct backend *net)
@@ -81,28 +80,46 @@ static void break_all(struct backend *net)
         queue_push(&net->broken, batch);
 }
 
+/* The next batch for the engine, or NULL. */
+static struct backend_batch *take_incoming(struct backend *net)
+{
+    struct backend_batch *batch = NULL;
+    pthread_mutex_lock(&net->mutex);
+    if (net->failure.status == GRADD_OK && engine_has_room(net->engine))
+        batch = queue_pop(&net->incoming);
+    pthread_mutex_unlock(&net->mutex);
+    return batch;
+}
+
+/* The other nodes count on this batch: without it the epoch is over. */
+static void fail_start(struct backend *net, struct backend_batch *batch, int error)
+{
+    const char *text = error == -ENOMEM ? "the worker has no memory for this batch"
+                                        : "the worker has no data connection to a node of the job";
+    pthread_mutex_lock(&net->mutex);
+    queue_push(&net->broken, batch);
+    if (net->failure.status == GRADD_OK) {
+        net->failure.status = error == -ENOMEM ? GRADD_ERR_NO_MEMORY : GRADD_ERR_INTERNAL;
+        net->failure.node = net->setup.node_rank;
+        snprintf(net->failure.text, sizeof net->failure.text, "%s", text);
+    }
+    pthread_mutex_unlock(&net->mutex);
+}
+
 /* Exchange what both sides have for each other. True: there is something for the loop. */
 static bool meet(struct backend *net)
 {
     struct backend_batch *batch;
     bool has_news = false;
+    while ((batch = take_incoming(net))) {
+        int result = engine_start(net->engine, batch); /* not under the mutex: it may take time */
+        if (result < 0)
+            fail_start(net, batch, result);
+    }
     pthread_mutex_lock(&net->mutex);
     while ((batch = engine_take_done(net->engine))) {
         queue_push(&net->done, batch);
         has_news = true;
-    }
-    while (net->failure.status == GRADD_OK && net->incoming.first && engine_has_room(net->engine)) {
-        batch = queue_pop(&net->incoming);
-        int result = engine_start(net->engine, batch);
-        if (result < 0) {
-            net->failure = (struct engine_failure){.status = result == -ENOMEM ? GRADD_ERR_NO_MEMORY
-                                                                               : GRADD_ERR_INTERNAL,
-                                                   .node = net->setup.node_rank};
-            snprintf(net->failure.text, sizeof net->failure.text, "%s",
-                     result == -ENOMEM ? "the worker has no memory for this batch"
-                                       : "the worker has no data connection to a node of the job");
-            queue_push(&net->broken, batch);
-        }
     }
     if (net->failure.status == GRADD_OK)
         net->failure = *engine_failure(net->engine);

@@ -3,10 +3,12 @@
  * The backend for jobs on several nodes: local ranks are summed in shared memory, nodes exchange
  * sums over links, results are stored to the local ranks; chunk by chunk, all at the same time.
  *
- * Thread: loop; the work is done on one net thread per epoch. Batches run strictly in the order
- * given, which is the same on all nodes; each node derives the same schedule from the ops alone, so
- * that what is sent next is always what the other side expects next. A header before each chunk
- * (op, block, step, bytes) proves it: a mismatch fails the batch, it never gives a wrong sum.
+ * Thread: loop; the work is done on one net thread per epoch, or, when it is small and nothing else
+ * is under way, on the loop thread. A peer that closes is noticed when a batch needs it, not
+ * before: idle connections are the daemons' business. Batches run strictly in the order given,
+ * which is the same on all nodes; each node derives the same schedule from the ops alone, so that
+ * what is sent next is always what the other side expects next. A header before each chunk (op,
+ * block, step, bytes) proves it: a mismatch fails the batch, it never gives a wrong sum.
  *
  * Results are bit-identical on all nodes, independent of timing and of what is fused.
  */
