@@ -153,8 +153,28 @@ static bool is_complete(const struct plan *plan, const struct entry *entry)
     return true;
 }
 
+static void account(struct plan *plan, struct entry *entry, uint32_t index);
+
+/* Failures that the rank was still to hear of: it will not submit those ops. */
+static void forgive_owed(struct plan *plan, uint32_t rank)
+{
+    struct name_slot *slot, *next_slot;
+    HASH_ITER(hh, plan->names, slot, next_slot)
+    {
+        struct entry *entry, *next;
+        for (entry = TAILQ_FIRST(&slot->entries); entry; entry = next) {
+            next = TAILQ_NEXT(entry, in_slot);
+            int32_t index = entry->set->index_of[rank];
+            bool is_failed = entry->state == ENTRY_OWED || entry->status != GRADD_OK;
+            if (is_failed && index >= 0 && !entry->accounted[index])
+                account(plan, entry, (uint32_t)index);
+        }
+    }
+}
+
 static void mark_joined(struct plan *plan, uint32_t rank)
 {
+    forgive_owed(plan, rank);
     plan->ranks[rank].is_joined = true;
     plan->n_joined++;
     plan->last_joined = rank;

@@ -495,6 +495,25 @@ START_TEST(joined_rank_is_not_waited_for)
 }
 END_TEST
 
+START_TEST(joining_rank_is_owed_no_old_failure)
+{
+    const struct signature join = {.kind = GRADD_JOIN, .group = ""};
+    open_plan(3, 0, 0);
+    submit(0, "a", sum_of(4));
+    ck_assert_int_eq(submit(1, "a", sum_of(5)), GRADD_ERR_DISAGREE);
+    expect_failed("a", GRADD_ERR_DISAGREE);
+    submit(2, "join", join); /* without having submitted "a" */
+    submit(0, "join", join);
+    submit(1, "join", join);
+    expect_ready("join");
+    for (uint32_t rank = 0; rank < 3; rank++)
+        ck_assert_int_eq(submit(rank, "a", sum_of(4)), 0);
+    expect_ready("a");
+    expect_nothing();
+    plan_free(plan);
+}
+END_TEST
+
 START_TEST(bad_requests_are_refused_in_words)
 {
     struct signature s = sum_of(4);
@@ -559,6 +578,7 @@ int main(void)
         process_set_runs_among_its_ranks,
         removed_process_set_fails_its_waiting_ops,
         joined_rank_is_not_waited_for,
+        joining_rank_is_owed_no_old_failure,
         bad_requests_are_refused_in_words,
         number_of_waiting_ops_is_bounded,
     };
