@@ -92,7 +92,7 @@ void sink_push(struct sink *sink, const char *prefix, const char *line, size_t b
 
 bool sink_push_bytes(struct sink *sink, const void *data, size_t bytes)
 {
-    if (sink->error)
+    if (sink->error || bytes == 0)
         return true;
     if (sink->capacity - sink->end < bytes && reserve(sink, bytes) < 0)
         return false;
