@@ -13,6 +13,10 @@
 #include "control/session.h"
 #include "gradd/types.h"
 
+enum {
+    MEMORIES_MAX = 1024,
+};
+
 static struct job *job_of(const struct member *member)
 {
     return (struct job *)((char *)member->membership - offsetof(struct job, membership));
@@ -46,6 +50,35 @@ static unsigned count_of_uid(const struct jobs *jobs, uid_t uid)
     return n;
 }
 
+/* Epochs of one name go on counting: what still says "epoch 1" somewhere never means a later one.
+ */
+static void remember_epoch(struct jobs *jobs, const struct job *job)
+{
+    struct job_memory *memory = job->membership.epoch ? calloc(1, sizeof *memory) : NULL;
+    if (!memory)
+        return;
+    memory->key = job->key;
+    memory->epoch = job->membership.epoch;
+    HASH_ADD(hh, jobs->memories, key, sizeof memory->key, memory);
+    if (HASH_COUNT(jobs->memories) > MEMORIES_MAX) {
+        struct job_memory *oldest = jobs->memories;
+        HASH_DELETE(hh, jobs->memories, oldest);
+        free(oldest);
+    }
+}
+
+static uint64_t recall_epoch(struct jobs *jobs, const struct job_key *key)
+{
+    struct job_memory *memory;
+    HASH_FIND(hh, jobs->memories, key, sizeof *key, memory);
+    if (!memory)
+        return 0;
+    uint64_t epoch = memory->epoch;
+    HASH_DELETE(hh, jobs->memories, memory);
+    free(memory);
+    return epoch;
+}
+
 static struct job *job_new(struct jobs *jobs, uid_t uid, const char *name)
 {
     struct job *job = calloc(1, sizeof *job);
@@ -63,6 +96,7 @@ static struct job *job_new(struct jobs *jobs, uid_t uid, const char *name)
     job->created_ns = clock_now_ns();
     user_name(uid, job->user, sizeof job->user);
     membership_init(&job->membership, uid, name);
+    job->first_epoch = job->membership.epoch = recall_epoch(jobs, &job->key);
     HASH_ADD(hh, jobs->by_key, key, sizeof job->key, job);
     return job;
 }
@@ -70,6 +104,7 @@ static struct job *job_new(struct jobs *jobs, uid_t uid, const char *name)
 static void job_free(struct job *job)
 {
     HASH_DELETE(hh, job->jobs->by_key, job);
+    remember_epoch(job->jobs, job);
     worker_process_end(job->worker);
     membership_deinit(&job->membership);
     rendezvous_sweep(job);
@@ -84,6 +119,12 @@ void jobs_deinit(struct jobs *jobs)
     struct job *job, *next;
     HASH_ITER(hh, jobs->by_key, job, next)
     job_free(job);
+    struct job_memory *memory, *next_memory;
+    HASH_ITER(hh, jobs->memories, memory, next_memory)
+    {
+        HASH_DELETE(hh, jobs->memories, memory);
+        free(memory);
+    }
     rendezvous_deinit(jobs);
 }
 
@@ -106,7 +147,7 @@ void job_settle(struct job *job)
     bool is_idle = m->state == JOB_LINGERING || m->state == JOB_FAILED;
     if (!is_idle) {
         watch_disarm(job->linger);
-    } else if (job->jobs->is_draining || m->epoch == 0) {
+    } else if (job->jobs->is_draining || m->epoch == job->first_epoch) {
         watch_arm(job->linger, 0);
     } else if (!watch_is_armed(job->linger)) {
         watch_arm(job->linger, job->jobs->config->job_linger_ms * 1000000);

@@ -39,7 +39,8 @@ struct job {
     struct worker_process *worker; /* NULL: none is running */
     struct watch *linger;
     uint64_t created_ns;
-    unsigned n_restarts; /* of the worker, since an epoch last began */
+    uint64_t first_epoch; /* the last one of an earlier life of the job, or 0 */
+    unsigned n_restarts;  /* of the worker, since an epoch last began */
     unsigned n_stalled;
     char stall_text[512];
     uint64_t stats_seq; /* of the last StatsRequest */
@@ -72,6 +73,13 @@ struct job {
     size_t stats_bytes;
 };
 
+/* What is left of a job that was forgotten: its next epoch is another one all the same. */
+struct job_memory {
+    struct job_key key;
+    UT_hash_handle hh;
+    uint64_t epoch;
+};
+
 struct jobs {
     struct loop *loop;
     const struct config *config;
@@ -79,6 +87,7 @@ struct jobs {
     const char *node;
     struct peers *peers; /* NULL: this daemon knows no other nodes */
     struct job *by_key;
+    struct job_memory *memories;              /* oldest first */
     LIST_HEAD(, remote_query) remote_queries; /* see rendezvous.c */
     unsigned n_remote_queries;
     bool is_draining;

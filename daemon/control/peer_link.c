@@ -33,6 +33,7 @@ static void on_socket(void *data, int fd, unsigned events);
 static void on_timer(void *data);
 static void on_soon(void *data);
 static void dial_next(struct peer_link *link);
+static void flush(struct peer_link *link);
 
 const char *peer_link_state_name(const struct peer_link *link)
 {
@@ -93,8 +94,6 @@ static void drop_socket(struct peer_link *link)
     wire_out_init(&link->out, QUEUE_BYTES);
 }
 
-static void flush(struct peer_link *link);
-
 void peer_link_free(struct peer_link *link)
 {
     TAILQ_REMOVE(&link->peers->links, link, link);
@@ -145,6 +144,8 @@ static void report_end(struct peer_link *link)
 {
     struct peers *peers = link->peers;
     enum peer_link_state before = link->state;
+    if (before == PEER_UP || before == PEER_GREETING)
+        flush(link); /* the last words */
     drop_socket(link);
     link->is_ending = false;
     set_state(link, PEER_LOST);
