@@ -19,8 +19,9 @@
 #include "context.h"
 
 enum {
-    SPIN_NS = 10000,
     FEEDS_A_FRAME = 64,
+    SPIN_BYTES_MAX =
+        512 * 1024, /* in and out: more takes the worker's threads, which want the cores */
 };
 
 /* How long the daemon has to say why the worker is gone. */
@@ -362,14 +363,27 @@ static void sleep_until_changed(struct gradd *g, uint64_t deadline_ns)
     g->n_sleeping--;
 }
 
-/* A wake-up costs more than a short look, while a core is free to look. */
+/* Look again for a short while, letting others have the core (and the context) in between. */
 static bool spin(struct gradd *g)
 {
-    uint64_t until = context_now_ns() + SPIN_NS;
-    do {
-        if (step(g, false))
+    if (g->ops.bytes_running > SPIN_BYTES_MAX || !spin_begins(&g->spin))
+        return false;
+    uint64_t now = context_now_ns();
+    const uint64_t until = now + SPIN_NS;
+    while (now < until && !g->is_polling) {
+        pthread_mutex_unlock(&g->lock);
+        sched_yield();
+        pthread_mutex_lock(&g->lock);
+        if (step(g, false)) {
+            spin_succeeded(&g->spin);
             return true;
-    } while (context_now_ns() < until);
+        }
+        uint64_t before = now;
+        now = context_now_ns();
+        if (now - before > SPIN_YIELD_NS)
+            break;
+    }
+    spin_failed(&g->spin);
     return false;
 }
 
@@ -397,7 +411,7 @@ int channel_wait(struct gradd *g, bool (*is_done)(const void *arg), const void *
             rc = is_done(arg) ? 0 : GRADD_PENDING;
             break;
         }
-        if (!g->may_spin || !spin(g))
+        if (g->is_solo || !spin(g))
             asks_daemon = poll_links(g, deadline_ns);
     }
     if (!g->is_polling && g->n_sleeping > 0)

@@ -91,6 +91,7 @@ void context_end_op(struct gradd *g, struct op *op, int status, const char *text
     stage_release(g, op);
     op->state = OP_ENDED;
     g->ops.n_running--;
+    g->ops.bytes_running -= op->in_bytes + op->out_bytes;
     if (status != GRADD_OK && lead->status == GRADD_OK) {
         lead->status = status;
         lead->text = text ? strdup(text) : NULL;

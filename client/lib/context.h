@@ -16,6 +16,7 @@
 
 #include <gradd/gradd.h>
 
+#include "spin.h"
 #include "env.h"
 #include "error.h"
 #include "op.h"
@@ -47,7 +48,7 @@ struct gradd {
     uint32_t max_in_flight;
     uint64_t memory_bytes;
     bool is_solo;
-    bool may_spin; /* cores are left for a short busy wait */
+    struct spin spin;
 
     struct link daemon, worker;
     /*

@@ -119,9 +119,6 @@ static void become_solo(struct gradd *g)
 
 static void set_limits(struct gradd *g)
 {
-    cpu_set_t cores;
-    int n_cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    g->may_spin = g->identity.local_size + 1 <= n_cores;
     uint64_t share = g->memory_bytes / (2 * (uint64_t)(g->identity.local_size ?: 1));
     g->stage.limit = share < STAGE_LIMIT_BYTES ? share : STAGE_LIMIT_BYTES;
 }

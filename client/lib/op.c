@@ -82,6 +82,7 @@ void op_start(struct op_pool *pool, struct op *op)
     op->id = ++pool->generation << OP_SLOT_BITS | op->slot;
     op->state = OP_RUNNING;
     pool->n_running++;
+    pool->bytes_running += op->in_bytes + op->out_bytes;
 }
 
 struct op *op_find(const struct op_pool *pool, int64_t id)

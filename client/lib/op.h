@@ -79,6 +79,7 @@ struct op_pool {
     struct op *free;
     int64_t generation;
     uint32_t n_running;
+    uint64_t bytes_running; /* of their inputs and outputs: how long they may take */
 };
 
 void op_pool_deinit(struct op_pool *pool);

@@ -7,6 +7,9 @@
 
 #include <event2/event.h>
 
+#include "base/clock.h"
+#include "spin.h"
+
 struct deferred {
     STAILQ_ENTRY(deferred) link;
     loop_fn *fn;
@@ -17,6 +20,10 @@ struct loop {
     struct event_base *base;
     struct event *defer_event; /* active while `deferred` holds calls */
     STAILQ_HEAD(, deferred) deferred;
+    bool is_stopped;
+    uint64_t n_events; /* callbacks of fds so far: tells whether a look found something */
+    uint64_t spin_until_ns;
+    struct spin spin;
 };
 
 struct watch {
@@ -81,9 +88,46 @@ void loop_free(struct loop *loop)
     free(loop);
 }
 
+/* Look for events without sleeping, while that was asked for and pays. */
+static int run_spinning(struct loop *loop)
+{
+    uint64_t now = clock_now_ns(), seen = loop->n_events;
+    while (!loop->is_stopped && now < loop->spin_until_ns) {
+        sched_yield();
+        if (event_base_loop(loop->base, EVLOOP_NONBLOCK) < 0)
+            return -EIO;
+        if (loop->n_events != seen) {
+            spin_succeeded(&loop->spin);
+            seen = loop->n_events;
+        }
+        uint64_t before = now;
+        now = clock_now_ns();
+        if (now - before > SPIN_YIELD_NS)
+            break;
+    }
+    if (loop->n_events == seen)
+        spin_failed(&loop->spin);
+    loop->spin_until_ns = 0;
+    return 0;
+}
+
 int loop_run(struct loop *loop)
 {
-    return event_base_loop(loop->base, EVLOOP_NO_EXIT_ON_EMPTY) < 0 ? -EIO : 0;
+    int rc = 0;
+    loop->is_stopped = false;
+    while (rc == 0 && !loop->is_stopped) {
+        if (loop->spin_until_ns)
+            rc = run_spinning(loop);
+        if (rc == 0 && !loop->is_stopped)
+            rc = event_base_loop(loop->base, EVLOOP_ONCE | EVLOOP_NO_EXIT_ON_EMPTY) < 0 ? -EIO : 0;
+    }
+    return rc;
+}
+
+void loop_spin(struct loop *loop, uint64_t ns)
+{
+    if (loop->spin_until_ns || spin_begins(&loop->spin))
+        loop->spin_until_ns = clock_now_ns() + ns;
 }
 
 int loop_step(struct loop *loop, bool may_wait)
@@ -94,6 +138,7 @@ int loop_step(struct loop *loop, bool may_wait)
 
 void loop_stop(struct loop *loop)
 {
+    loop->is_stopped = true;
     event_base_loopbreak(loop->base);
 }
 
@@ -111,6 +156,7 @@ int loop_defer(struct loop *loop, loop_fn *fn, void *data)
 static void on_fd_event(evutil_socket_t fd, short events, void *data)
 {
     struct watch *watch = data;
+    watch->loop->n_events++;
     watch->on_fd(watch->data, fd,
                  (events & EV_READ ? WATCH_READ : 0u) | (events & EV_WRITE ? WATCH_WRITE : 0u));
 }

@@ -37,6 +37,13 @@ int loop_run(struct loop *loop);
 int loop_step(struct loop *loop, bool may_wait);
 void loop_stop(struct loop *loop);
 
+/*
+ * For this long from now, loop_run() looks for events between yields of the core instead of sleeping:
+ * what comes soon is met without the cost of a wake-up. Other work on the core is let in by every
+ * yield; when it makes the loop wait, spinning pauses for a while (see base/spin.h).
+ */
+void loop_spin(struct loop *loop, uint64_t ns);
+
 /* Call fn on the loop thread, after the callbacks that run now, in order of posting. */
 int loop_defer(struct loop *loop, loop_fn *fn, void *data);
 

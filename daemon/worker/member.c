@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "spin.h"
 #include "worker/coordinator.h"
 #include "worker/epoch.h"
 #include "worker/exec.h"
@@ -505,6 +506,8 @@ static void on_batch_end(void *owner, struct conn *conn)
 {
     struct member *member = owner;
     epoch_turn(member->epoch);
+    /* Ranks in step submit again at once. */
+    loop_spin(member->epoch->setup->loop, SPIN_NS);
 }
 
 static void on_closed(void *owner, struct conn *conn, const char *reason)
