@@ -20,8 +20,8 @@
 
 enum {
     FEEDS_A_FRAME = 64,
-    SPIN_BYTES_MAX =
-        512 * 1024, /* in and out: more takes the worker's threads, which want the cores */
+    /* In and out: more takes the worker longer than it is worth looking. */
+    SPIN_BYTES_MAX = 2 * 1024 * 1024,
 };
 
 /* How long the daemon has to say why the worker is gone. */

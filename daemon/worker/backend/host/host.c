@@ -13,8 +13,10 @@
 #include "worker/backend/host/pool.h"
 
 enum {
-    /* Bytes per buffer. Waking a thread costs about as much as adding 128 KiB. */
-    ALONE_BYTES = 128 * 1024,
+    /* Bytes per buffer up to which the loop thread works alone: waking others costs as much as they
+     * would save. With two threads that was measured (tests/bench/RESULTS.md); more save more. */
+    ALONE_BYTES_OF_TWO = 1024 * 1024,
+    ALONE_BYTES = 256 * 1024,
     /* Bytes per buffer up to which the loop thread works along: well under a millisecond. */
     TOGETHER_BYTES = 4 * 1024 * 1024,
     THREADS_DEFAULT_MAX = 8,
@@ -77,7 +79,7 @@ static void host_run(struct backend *host, struct backend_batch *batch)
         return;
     }
     const struct strip_list *list = &host->small;
-    if (list->bytes <= ALONE_BYTES) {
+    if (list->bytes <= (pool_n_threads(host->pool) > 2 ? ALONE_BYTES : ALONE_BYTES_OF_TWO)) {
         for (uint64_t piece = 0; piece < list->n_pieces; piece++)
             strip_list_run_piece(list, piece);
         finish(batch, GRADD_OK, "");
