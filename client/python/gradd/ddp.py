@@ -4,15 +4,15 @@
     model = DistributedDataParallel(net)
     model.register_comm_hook(None, gradd.ddp.hook)
 
-Each bucket is averaged where it lies, by a worker that shares its pages, while backward computes the
-next one. ``fp16_hook`` and ``bf16_hook`` copy it to half types first, so that half the bytes are
-summed (in float32 all the same).
+Each bucket is averaged where it lies, by a worker that shares its pages, while backward computes
+the next one. ``fp16_hook`` and ``bf16_hook`` copy it to half types first, so that half the bytes
+are summed (in float32 all the same).
 
 The first argument of register_comm_hook may be None (the default process group's ranks), a process
 group, a gradd Context, or a :class:`State`. Without a State each model gets one by itself. The
 ranks must run the same models, and register their hooks, in the same order.
 
-Errors leave backward() as RuntimeError with gradd's sentence; nothing waits for a rank that is gone.
+Errors leave backward() as RuntimeError with gradd's sentence; nobody waits for a lost rank.
 Gradients of other devices than the CPU are copied through host memory.
 """
 
@@ -240,7 +240,8 @@ def _average(group: Any, bucket: dist.GradBucket, sent_as: Optional[torch.dtype]
     state = _state_of(group, bucket)
     dtype = sent_as or buffer.dtype
     if dtype not in DTYPES or buffer.is_sparse:
-        raise Unsupported(f"job {state.context.job}: gradients of {buffer.dtype} cannot be averaged")
+        raise Unsupported(f"job {state.context.job}: gradients of {buffer.dtype} cannot be "
+                          "averaged")
     memory = state.memory(bucket.index(), buffer, dtype)
     memory.before_op(buffer)
     op = make_op(Kind.ALLREDUCE, f"{state.name}.bucket{bucket.index()}", dtype=DTYPES[dtype],

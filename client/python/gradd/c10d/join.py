@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From torch's rendezvous to a job of gradd: the ranks of a group agree on a name by their store."""
+"""From torch's rendezvous to a job of gradd: a group's ranks agree on a name by their store."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--bucket-view", action="store_true")
     parser.add_argument("--double", action="store_true")
     parser.add_argument("--initialised", action="store_true", help="gradd.init() comes first")
-    parser.add_argument("--rejoin", action="store_true", help="leave the job midway, and join again")
+    parser.add_argument("--rejoin", action="store_true", help="leave the job midway, join again")
     arguments = parser.parse_args()
     if arguments.one_bucket:
         arguments.bucket_cap, dist._DEFAULT_FIRST_BUCKET_BYTES = 1000.0, 1 << 30
