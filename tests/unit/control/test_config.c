@@ -8,6 +8,7 @@
 
 #include "control/config.h"
 #include "base/log.h"
+#include "gradd/types.h"
 #include "run_suite.h"
 
 static struct config config;
@@ -61,6 +62,10 @@ START_TEST(values_reach_their_fields_in_their_units)
                            "job_linger_s = 0.25\n"
                            "fusion_bytes = 3k\n"
                            "job_memory_bytes = 2T\n"
+                           "[peer]\n"
+                           "wire = bf16\n"
+                           "data_encryption = yes\n"
+                           "peer_dead_s = 2.5\n"
                            "[limits]\n"
                            "max_sessions = 7\n"),
                      0);
@@ -71,6 +76,9 @@ START_TEST(values_reach_their_fields_in_their_units)
     ck_assert_uint_eq(config.fusion_bytes, 3072);
     ck_assert_uint_eq(config.job_memory_bytes, UINT64_C(2) << 40);
     ck_assert_uint_eq(config.max_sessions, 7);
+    ck_assert_uint_eq(config_wire_dtypes[config.wire], GRADD_BF16);
+    ck_assert_uint_eq(config.data_encryption, CONFIG_YES);
+    ck_assert_uint_eq(config.peer_dead_ms, 2500);
     ck_assert_str_eq(config.sources[row("job_linger_s")], "f:8");
     ck_assert_str_eq(config.sources[row("op_timeout_s")], "default");
 }
@@ -96,6 +104,9 @@ START_TEST(an_error_says_where_and_what_is_allowed)
         {"[job]\nmax_in_flight = 1 2\n", {"f:2: ", "a number"}},
         {"[daemon]\nsocket_mode = 0888\n", {"f:2: ", "octal permissions from 0000 to 0777"}},
         {"[daemon]\nlog_level = loud\n", {"f:2: ", "error, warning, notice, info or debug"}},
+        {"[peer]\nwire = fp8\n", {"f:2: wire = \"fp8\"", "none, fp16 or bf16"}},
+        {"[peer]\ndata_encryption = 1\n", {"f:2: ", "no or yes"}},
+        {"[peer]\npeer_port = 65536\n", {"f:2: ", "a number from 0 to 65535"}},
         {"[daemon]\nsocket =\n", {"f:2: ", "a text of 1 to 107 bytes"}},
         {"[job]\nwhat is this\n", {"f:2: expected", "key = value"}},
     };

@@ -230,6 +230,77 @@ START_TEST(a_long_list_of_missing_ranks_is_cut)
 }
 END_TEST
 
+/* ------------------------------------------------------------------ several nodes */
+
+/* Links are only compared. */
+static struct peer_link *const link_b = (struct peer_link *)1;
+
+START_TEST(ranks_of_other_nodes_are_told_by_their_node)
+{
+    members[0].origin = link_b;
+    members[0].node = "b";
+    ck_assert_int_eq(join(0, 1, 2), 0);
+    ck_assert_int_eq(join(1, 1, 2), GRADD_ERR_DUPLICATE);
+    assert_says("rank 1 (pid 101) joins, but pid 100 of node b waits");
+    ck_assert_int_eq(join(1, 0, 2), 0);
+    begin_next();
+    members[2].origin = link_b;
+    members[2].node = "b";
+    ck_assert_int_eq(join(2, 0, 2), GRADD_ERR_DUPLICATE);
+    assert_says("rank 0 (node b, pid 102) joins, but pid 101 holds this rank in epoch 1");
+}
+END_TEST
+
+START_TEST(ranks_of_one_gathering_name_one_coordinator)
+{
+    members[0].coordinator = link_b;
+    ck_assert_int_eq(join(0, 0, 2), 0);
+    ck_assert_int_eq(join(1, 1, 2), GRADD_ERR_DISAGREE);
+    assert_says("rank 1 (pid 101) names this node as its coordinator, rank 0 named another node");
+    members[1].coordinator = link_b;
+    ck_assert_int_eq(join(1, 1, 2), 0);
+    /* The other daemon says when, even if all ranks are on this node. */
+    ck_assert(!membership_is_ready(&m));
+    membership_move(&m, NULL);
+    ck_assert_ptr_null(members[0].coordinator);
+    ck_assert(membership_is_ready(&m));
+}
+END_TEST
+
+START_TEST(an_epochs_number_is_above_all_that_its_nodes_know)
+{
+    members[0].last_epoch = 41;
+    ck_assert_int_eq(join(0, 0, 2), 0);
+    ck_assert_int_eq(join(1, 1, 2), 0);
+    ck_assert_uint_eq(membership_next_epoch(&m), 42);
+    begin_next();
+    ck_assert_uint_eq(m.epoch, 42);
+    ck_assert_uint_eq(membership_next_epoch(&m), 43);
+}
+END_TEST
+
+START_TEST(a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant)
+{
+    static const bool takes[4] = {[1] = true, [3] = true};
+    for (unsigned i = 0; i < 3; i++)
+        members[i].coordinator = link_b;
+    ck_assert_int_eq(join(0, 1, 4), 0);
+    ck_assert_int_eq(join(1, 2, 4), 0);
+    ck_assert_int_eq(membership_begin(&m, 7, takes), 0);
+    ck_assert_uint_eq(m.epoch, 7);
+    ck_assert_uint_eq(m.running.size, 4);
+    ck_assert_uint_eq(m.running.n, 1);
+    ck_assert_int_eq(members[0].state, MEMBER_ACTIVE);
+    ck_assert_int_eq(members[1].state, MEMBER_WAITING);
+    ck_assert_uint_eq(m.gathering.n, 1);
+    ck_assert_int_eq(m.state, JOB_RUNNING);
+    membership_remove(&m, &members[0]);
+    ck_assert_int_eq(m.state, JOB_GATHERING);
+    membership_remove(&m, &members[1]);
+    ck_assert_uint_eq(m.gathering.size, 0);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ at random */
 
 static void assert_whole(void)
@@ -322,6 +393,10 @@ int main(void)
         who_stops_waiting_frees_the_slot_and_the_size,
         missing_ranks_are_told_as_ranges,
         a_long_list_of_missing_ranks_is_cut,
+        ranks_of_other_nodes_are_told_by_their_node,
+        ranks_of_one_gathering_name_one_coordinator,
+        an_epochs_number_is_above_all_that_its_nodes_know,
+        a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant,
         random_histories_keep_the_invariant,
     };
     Suite *suite = suite_create("membership");
