@@ -20,7 +20,7 @@ import gradd
 from gradd._library import Op
 from gradd.context import make_op
 from gradd.errors import GraddError, HorovodInternalError, RanksDisagree
-from gradd.torch import adasum
+from gradd.torch import adasum, shared_memory
 from gradd.torch.basics import (
     Adasum, Average, Max, Min, ProcessSet, Product, Sum, global_process_set, rank, set_ranks,
 )
@@ -135,7 +135,7 @@ def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str
                     process_set: ProcessSet = global_process_set) -> int:
     """Reduce into a new tensor of the same shape; a handle for poll() and synchronize()."""
     op = choose_op(op, average)
-    return _allreduce_list([tensor], [torch.empty_like(tensor.detach())], name, op,
+    return _allreduce_list([tensor], [shared_memory.empty_like(tensor)], name, op,
                            prescale_factor, postscale_factor, process_set, False)
 
 
@@ -198,7 +198,7 @@ def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | Non
     """Reduce a list of tensors as one op into new tensors; a handle."""
     op = choose_op(op, average)
     _check_list(tensors)
-    outputs = [torch.empty_like(tensor.detach()) for tensor in tensors]
+    outputs = [shared_memory.empty_like(tensor) for tensor in tensors]
     return _allreduce_list(tensors, outputs, name, op, prescale_factor, postscale_factor,
                            process_set, True)
 
