@@ -17,8 +17,9 @@
 enum {
     /* The daemon watches the process itself and knows better how it ended: wait that long. */
     LOST_GRACE_MS = 200,
-    ENTRIES_PER_RANK = 4, /* ops waiting or owed, as a multiple of max_in_flight */
-    BATCH_MAX = 256,      /* ops; what nodes execute as one must fit into a frame */
+    LOST_LINK_GRACE_MS = 500, /* the daemon asks another node's */
+    ENTRIES_PER_RANK = 4,     /* ops waiting or owed, as a multiple of max_in_flight */
+    BATCH_MAX = 256,          /* ops; what nodes execute as one must fit into a frame */
 };
 
 static const uint64_t ms = 1000000, second = 1000000000;
@@ -144,7 +145,7 @@ struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32
     if (!epoch->layout) {
         exec_set_backend(epoch->exec, setup->backend_ops, setup->backend, NULL);
     } else {
-        epoch->mesh = mesh_new(setup->loop, epoch->layout, &mesh_ops, epoch);
+        epoch->mesh = mesh_new(setup->loop, epoch->layout, setup->peer_dead_ns, &mesh_ops, epoch);
         if (!epoch->mesh) {
             epoch_free(epoch);
             return NULL;
@@ -205,10 +206,18 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
 
 /* ------------------------------------------------------------------ several nodes */
 
+/* The coordinator's daemon knows best why, and tells; ops that the link broke wait for that. */
 static void link_lost(struct epoch *epoch, uint32_t node, const char *text)
 {
-    if (!epoch->is_retired && !epoch->failure.status)
-        epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node, text);
+    if (epoch->is_retired || epoch->failure.status)
+        return;
+    if (!epoch->lost_link[0]) {
+        snprintf(epoch->lost_link, sizeof epoch->lost_link, "node %s lost node %s: %.150s",
+                 epoch->setup->node, epoch->layout->nodes[node].name, text);
+        epoch->lost_node = node;
+        watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
+    }
+    epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node, text);
 }
 
 static void on_mesh_lost(void *data, uint32_t node, const char *text)
@@ -361,12 +370,22 @@ static void watch_stalls(struct epoch *epoch)
     watch_arm(epoch->stall_timer, delay < 5 * ms ? 5 * ms : delay);
 }
 
+/* Broken ops end with the cause, or after a while without it. */
+static void await_cause(struct epoch *epoch)
+{
+    if (epoch->awaits_cause || epoch->failure.status || !exec_has_broken(epoch->exec))
+        return;
+    epoch->awaits_cause = true;
+    watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
+}
+
 void epoch_turn(struct epoch *epoch)
 {
     if (epoch->is_turning)
         return;
     epoch->is_turning = true;
     exec_turn(epoch->exec);
+    await_cause(epoch);
     flush_members(epoch);
     epoch->is_turning = false;
     if (!epoch->is_retired)
@@ -378,6 +397,7 @@ static void announce_failure(struct epoch *epoch);
 static void on_exec_flush(void *data)
 {
     struct epoch *epoch = data;
+    await_cause(epoch);
     flush_members(epoch);
     announce_failure(epoch);
     if (epoch->is_retired && epoch_is_idle(epoch))
@@ -557,6 +577,14 @@ static void describe_loss(const struct epoch *epoch, const struct member *member
                  who);
 }
 
+/* A node whose ranks have all left in order takes its links with it, and nobody misses them. */
+static bool needs_lost_node(const struct epoch *epoch)
+{
+    if (exec_has_broken(epoch->exec))
+        return true;
+    return epoch->lost_link[0] && (!epoch->net || epoch->lost_node == 0);
+}
+
 /* The daemon has said nothing: fail with what can be seen from here. */
 static void on_lost_timer(void *data)
 {
@@ -569,6 +597,13 @@ static void on_lost_timer(void *data)
         describe_loss(epoch, member, "", text, sizeof text);
         epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, (int)member->rank, member->pid);
         return;
+    }
+    if (needs_lost_node(epoch)) {
+        char text[640];
+        snprintf(text, sizeof text, "%s epoch %llu: %s", epoch->label,
+                 (unsigned long long)epoch->number,
+                 epoch->lost_link[0] ? epoch->lost_link : "the links between its nodes are gone");
+        epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, -1, 0);
     }
 }
 

@@ -31,6 +31,7 @@ struct epoch_setup {
     char node[256];
     uint32_t max_in_flight;
     uint64_t stall_warn_ns, op_timeout_ns;
+    uint64_t peer_dead_ns; /* silence between nodes */
     uint64_t fusion_bytes;
     /* Told to the daemon; data is the worker's. */
     void (*on_links_up)(void *data, uint64_t epoch);
@@ -68,7 +69,10 @@ struct epoch {
     bool is_retired;
     bool is_turning;
     struct watch *stall_timer;
-    struct watch *lost_timer; /* waits for the daemon's word on why a member is lost */
+    struct watch *lost_timer; /* waits for the daemon's word on why a member or link is lost */
+    char lost_link[300];      /* what is known of the link here; empty: all are well */
+    uint32_t lost_node;       /* at its other end */
+    bool awaits_cause;        /* ops are broken, and lost_timer is set */
     uint32_t n_stalled;       /* tensors reported as late */
     struct epoch *next;       /* in the worker's list of retired ones */
 };

@@ -13,6 +13,7 @@ enum run_state {
     RUN_STARTABLE, /* on exec->startable */
     RUN_RUNNING,   /* in a batch */
     RUN_STARVED,   /* on exec->starved: a rank has not fed enough */
+    RUN_BROKEN,    /* on exec->broken: by a lost link; the epoch's failure will end it in words */
 };
 
 /* An op being executed. Recycled. */
@@ -26,7 +27,7 @@ struct run {
     uint64_t starved_ns; /* since when, while RUN_STARVED */
     bool is_stalled;     /* reported by exec_check() */
     enum run_state state;
-    TAILQ_ENTRY(run) link; /* startable, starved or spare */
+    TAILQ_ENTRY(run) link; /* startable, starved, broken or spare */
     SLIST_ENTRY(run) in_all;
 };
 TAILQ_HEAD(run_list, run);
@@ -48,7 +49,7 @@ struct exec {
     const uint32_t *node_of;
     struct plan_op **batch_ops; /* scratch for on_batch() */
     size_t batch_ops_capacity;
-    struct run_list startable, starved, spare;
+    struct run_list startable, starved, broken, spare;
     size_t n_startable, n_running;
     SLIST_HEAD(, batch) spare_batches, all_batches;
     SLIST_HEAD(, run) all_runs;
@@ -68,6 +69,7 @@ struct exec *exec_new(const struct exec_source *source, const struct exec_ops *o
     exec->data = data;
     TAILQ_INIT(&exec->startable);
     TAILQ_INIT(&exec->starved);
+    TAILQ_INIT(&exec->broken);
     TAILQ_INIT(&exec->spare);
     SLIST_INIT(&exec->spare_batches);
     SLIST_INIT(&exec->all_batches);
@@ -106,7 +108,8 @@ void exec_free(struct exec *exec)
 
 bool exec_is_idle(const struct exec *exec)
 {
-    return exec->n_running == 0 && TAILQ_EMPTY(&exec->starved) && TAILQ_EMPTY(&exec->startable);
+    return exec->n_running == 0 && TAILQ_EMPTY(&exec->starved) && TAILQ_EMPTY(&exec->broken) &&
+           TAILQ_EMPTY(&exec->startable);
 }
 
 const struct exec_stats *exec_stats(const struct exec *exec)
@@ -481,6 +484,19 @@ static void on_slice_done(struct exec *exec, struct run *run)
     queue_run(exec, run);
 }
 
+/* The backend knows that a link broke, and not why: that comes as the epoch's failure. */
+static void on_slice_failed(struct exec *exec, struct run *run)
+{
+    if (run->op.status != GRADD_ERR_RANK_LOST || !exec->node_of) {
+        end_run(exec, run, run->op.status, run->op.text);
+    } else if (exec->aborted) {
+        end_run(exec, run, exec->aborted, exec->abort_text);
+    } else {
+        run->state = RUN_BROKEN;
+        TAILQ_INSERT_TAIL(&exec->broken, run, link);
+    }
+}
+
 static void on_batch_done(void *data, struct backend_batch *base)
 {
     struct exec *exec = data;
@@ -490,7 +506,7 @@ static void on_batch_done(void *data, struct backend_batch *base)
         if (run->op.status == GRADD_OK)
             on_slice_done(exec, run);
         else
-            end_run(exec, run, run->op.status, run->op.text);
+            on_slice_failed(exec, run);
     }
     SLIST_INSERT_HEAD(&exec->spare_batches, (struct batch *)base, link);
     if (exec->is_turning)
@@ -540,6 +556,11 @@ void exec_feed(struct exec *exec, void *data)
         return;
     TAILQ_REMOVE(&exec->starved, run, link);
     set_state(exec, run, RUN_STARTABLE);
+}
+
+bool exec_has_broken(const struct exec *exec)
+{
+    return !TAILQ_EMPTY(&exec->broken);
 }
 
 bool exec_has_starved(const struct exec *exec)
@@ -638,6 +659,10 @@ void exec_abort(struct exec *exec, int status, const char *text)
     struct run *run;
     while ((run = TAILQ_FIRST(&exec->starved))) {
         TAILQ_REMOVE(&exec->starved, run, link);
+        end_run(exec, run, status, exec->abort_text);
+    }
+    while ((run = TAILQ_FIRST(&exec->broken))) {
+        TAILQ_REMOVE(&exec->broken, run, link);
         end_run(exec, run, status, exec->abort_text);
     }
 }

@@ -58,6 +58,8 @@ void exec_check(struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns, uint
 /* The same stalls for statistics: nothing fails, nothing counts as reported. */
 void exec_list_stalls(const struct exec *exec, uint64_t now_ns, uint64_t stall_warn_ns,
                       plan_stall_fn *on_stall, void *data);
+/* An op was broken by a lost link, and waits for exec_abort() to say why. */
+bool exec_has_broken(const struct exec *exec);
 bool exec_has_starved(const struct exec *exec);
 bool exec_is_idle(const struct exec *exec);
 const struct exec_stats *exec_stats(const struct exec *exec);

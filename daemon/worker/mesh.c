@@ -19,8 +19,8 @@
 static const uint64_t ms = 1000000, second = 1000000000;
 enum {
     RETRY_MS = 50,
-    STEP_MS = 5000,          /* for each connection attempt */
-    USER_TIMEOUT_MS = 30000, /* the daemons' heartbeats are quicker; this is the last resort */
+    STEP_MS = 5000, /* for each connection attempt */
+    KEEPALIVE_S = 1,
 };
 
 enum spoke_state {
@@ -51,7 +51,7 @@ struct mesh {
     void *data;
     struct spoke *spokes;
     size_t n_spokes, n_up;
-    uint64_t deadline_ns;
+    uint64_t dead_ns;
     struct watch *deadline;
     char last_error[200];
     bool is_over; /* up, or reported lost */
@@ -93,14 +93,15 @@ static void add_spokes(struct mesh *mesh)
     }
 }
 
-struct mesh *mesh_new(struct loop *loop, const struct layout *layout, const struct mesh_ops *ops,
-                      void *data)
+struct mesh *mesh_new(struct loop *loop, const struct layout *layout, uint64_t dead_ns,
+                      const struct mesh_ops *ops, void *data)
 {
     struct mesh *mesh = calloc(1, sizeof *mesh);
     if (!mesh)
         return NULL;
     mesh->loop = loop;
     mesh->layout = layout;
+    mesh->dead_ns = dead_ns;
     mesh->ops = ops;
     mesh->data = data;
     mesh->spokes = calloc((size_t)layout->n_nodes * (NET_STREAMS_MAX + 1), sizeof *mesh->spokes);
@@ -161,20 +162,26 @@ static void on_deadline(void *data)
         if (spoke->state == SPOKE_UP)
             continue;
         char text[400];
-        snprintf(text, sizeof text, "no data connection with node %s within %d s%s%s",
-                 mesh->layout->nodes[spoke->node].name, MESH_DEADLINE_S,
+        snprintf(text, sizeof text, "no data connection with node %s within %.3g s%s%s",
+                 mesh->layout->nodes[spoke->node].name, (double)mesh->dead_ns / 1e9,
                  mesh->last_error[0] ? ": " : "", mesh->last_error);
         mesh_lost(mesh, spoke->node, text);
         return;
     }
 }
 
-static void set_options(int fd)
+/* Heartbeats prove that daemons hear each other: two nodes that only follow have none between them,
+ * so the kernel watches their connections. */
+static void set_options(int fd, uint64_t dead_ns)
 {
-    const int on = 1, timeout = USER_TIMEOUT_MS;
+    const int on = 1, probe_s = KEEPALIVE_S;
+    const int dead_ms = (int)(dead_ns / ms), n_probes = (int)(dead_ns / second / KEEPALIVE_S) + 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &n_probes, sizeof n_probes);
 }
 
 static void spoke_up(struct spoke *spoke)
@@ -183,7 +190,7 @@ static void spoke_up(struct spoke *spoke)
     watch_free(spoke->watch);
     spoke->watch = NULL;
     watch_disarm(spoke->timer);
-    set_options(spoke->fd);
+    set_options(spoke->fd, mesh->dead_ns);
     spoke->state = SPOKE_UP;
     if (++mesh->n_up < mesh->n_spokes || mesh->is_over)
         return;
@@ -320,7 +327,7 @@ static void on_timer(void *data)
 
 void mesh_start(struct mesh *mesh)
 {
-    watch_arm(mesh->deadline, MESH_DEADLINE_S * second);
+    watch_arm(mesh->deadline, mesh->dead_ns);
     for (size_t i = 0; i < mesh->n_spokes; i++)
         if (mesh->spokes[i].state == SPOKE_PAUSED)
             spoke_connect(&mesh->spokes[i]);

@@ -18,7 +18,6 @@ struct mesh;
 
 enum {
     MESH_NEGOTIATION = 0xffff, /* its stream number */
-    MESH_DEADLINE_S = 30,
 };
 
 struct mesh_ops {
@@ -28,9 +27,12 @@ struct mesh_ops {
     void (*on_lost)(void *data, uint32_t node, const char *text);
 };
 
-/* layout is borrowed for the mesh's life. NULL: out of memory. */
-struct mesh *mesh_new(struct loop *loop, const struct layout *layout, const struct mesh_ops *ops,
-                      void *data);
+/*
+ * layout is borrowed for the mesh's life. dead_ns: a connection that is not made within that time,
+ * or on which the other side's kernel then says nothing for so long, is lost. NULL: out of memory.
+ */
+struct mesh *mesh_new(struct loop *loop, const struct layout *layout, uint64_t dead_ns,
+                      const struct mesh_ops *ops, void *data);
 void mesh_free(struct mesh *mesh); /* closes what was not taken; NULL-safe */
 void mesh_start(struct mesh *mesh);
 

@@ -187,6 +187,7 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
     setup->max_in_flight = configure->max_in_flight ? configure->max_in_flight : 16384;
     setup->stall_warn_ns = ms_to_ns(configure->stall_warn_ms);
     setup->op_timeout_ns = ms_to_ns(configure->op_timeout_ms);
+    setup->peer_dead_ns = ms_to_ns(configure->peer_dead_ms ? configure->peer_dead_ms : 5000);
     setup->fusion_bytes = configure->fusion_bytes ? configure->fusion_bytes : UINT64_MAX;
     worker->quota.limit_bytes = configure->memory_bytes ? configure->memory_bytes : UINT64_MAX;
     if (!setup->backend) {

@@ -285,6 +285,7 @@ static void setup(void)
             .chores = chores,
             .quota = &node->quota,
             .max_in_flight = 1000,
+            .peer_dead_ns = 10000000000,
             .fusion_bytes = UINT64_MAX,
             .on_member_gone = on_member_gone,
             .on_stall = on_stall,
