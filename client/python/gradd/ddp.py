@@ -123,6 +123,7 @@ class State:
         self.context = context_of(group)
         self.name = f"ddp{next(_counter_of(self.context))}"
         self._in_place = in_place
+        self._is_refused = False
         self._buckets: dict[int, tuple[Any, _Memory]] = {}
         weakref.finalize(self, _close_all, self._buckets).atexit = False
 
@@ -143,7 +144,7 @@ class State:
 
     def _make(self, buffer: torch.Tensor, dtype: torch.dtype) -> _Memory:
         is_plain = dtype == buffer.dtype and buffer.device.type == "cpu"
-        if is_plain and self.context.size == 1:
+        if is_plain and (self.context.size == 1 or self._is_refused):
             return _Ordinary(buffer)
         try:
             if is_plain and self._in_place and _bytes_of(buffer) >= _IN_PLACE_BYTES:
@@ -152,6 +153,7 @@ class State:
         except (OutOfMemory, OSError):
             if not is_plain:
                 raise
+            self._is_refused = True  # asking again would cost the library its idle buffers
             return _Ordinary(buffer)
 
     def close(self) -> None:
