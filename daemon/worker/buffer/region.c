@@ -56,7 +56,6 @@ static void run_unmap(struct chore *chore)
 static void on_unmapped(struct chore *chore)
 {
     struct region *region = (struct region *)chore;
-    region->quota->used_bytes -= region->bytes;
     free(region);
 }
 
@@ -64,6 +63,8 @@ static void unmap_if_unused(struct region *region)
 {
     if (region->state != REGION_CLOSED || region->n_pins > 0)
         return;
+    /* Given back now: the trainer may ask for as much again before the unmapping is done. */
+    region->quota->used_bytes -= region->bytes;
     region->chore = (struct chore){.run = run_unmap, .done = on_unmapped};
     chores_add(region->chores, &region->chore);
 }
