@@ -411,8 +411,11 @@ int channel_wait(struct gradd *g, bool (*is_done)(const void *arg), const void *
             rc = is_done(arg) ? 0 : GRADD_PENDING;
             break;
         }
-        if (g->is_solo || !spin(g))
-            asks_daemon = poll_links(g, deadline_ns);
+        if (!g->is_solo && spin(g))
+            continue;
+        if (g->is_polling || is_done(arg))
+            continue; /* another thread came in between the looks */
+        asks_daemon = poll_links(g, deadline_ns);
     }
     if (!g->is_polling && g->n_sleeping > 0)
         pthread_cond_broadcast(&g->changed); /* one of them must poll now */

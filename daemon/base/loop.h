@@ -38,9 +38,9 @@ int loop_step(struct loop *loop, bool may_wait);
 void loop_stop(struct loop *loop);
 
 /*
- * For this long from now, loop_run() looks for events between yields of the core instead of sleeping:
- * what comes soon is met without the cost of a wake-up. Other work on the core is let in by every
- * yield; when it makes the loop wait, spinning pauses for a while (see base/spin.h).
+ * For this long from now, loop_run() looks for events between yields of the core instead of
+ * sleeping: what comes soon is met without the cost of a wake-up. Other work on the core is let in
+ * by every yield; when it makes the loop wait, spinning pauses for a while (see base/spin.h).
  */
 void loop_spin(struct loop *loop, uint64_t ns);
 

@@ -466,11 +466,15 @@ static void on_stall_timer(void *data)
 
 /* ------------------------------------------------------------------ ends */
 
-/* Nobody is left here, nor, on the coordinator, elsewhere. */
+bool epoch_is_over(const struct epoch *epoch)
+{
+    return epoch->n_gone == epoch->n_local &&
+           (epoch->n_remote_left == epoch->n_members - epoch->n_added || epoch->failure.status);
+}
+
 static void check_over(struct epoch *epoch)
 {
-    if (epoch->n_gone == epoch->n_local &&
-        (epoch->n_remote_left == epoch->n_members - epoch->n_added || epoch->failure.status))
+    if (epoch_is_over(epoch))
         epoch->setup->on_over(epoch->setup->data);
 }
 

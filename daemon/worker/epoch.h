@@ -121,5 +121,7 @@ void epoch_on_member_closed(struct epoch *epoch, struct member *member, const ch
  * itself. */
 void epoch_retire(struct epoch *epoch);
 bool epoch_is_idle(const struct epoch *epoch);
+/* Nobody is left here, nor, on the coordinator of an epoch that has not failed, elsewhere. */
+bool epoch_is_over(const struct epoch *epoch);
 
 #endif

@@ -75,10 +75,26 @@ static void on_link_lost(void *data, uint64_t epoch, uint32_t node, const char *
 
 /* ------------------------------------------------------------------ epochs */
 
-/* Free the retired epochs of which nothing runs any more. */
-static void sweep(void *data)
+static void settle(void *data);
+
+static void retire_epoch(struct worker *worker)
+{
+    if (!worker->epoch)
+        return;
+    epoch_retire(worker->epoch);
+    worker->epoch->next = worker->retired;
+    worker->retired = worker->epoch;
+    worker->epoch = NULL;
+    loop_defer(worker->loop, settle, worker);
+}
+
+/* Retire an epoch that is over, free the retired ones of which nothing runs any more. */
+static void settle(void *data)
 {
     struct worker *worker = data;
+    /* Looked at again, as another epoch may have begun since this was deferred. */
+    if (worker->epoch && epoch_is_over(worker->epoch))
+        retire_epoch(worker);
     struct epoch **link = &worker->retired;
     while (*link) {
         struct epoch *epoch = *link;
@@ -93,26 +109,11 @@ static void sweep(void *data)
         loop_stop(worker->loop);
 }
 
-static void retire_epoch(void *data)
-{
-    struct worker *worker = data;
-    if (!worker->epoch)
-        return;
-    epoch_retire(worker->epoch);
-    worker->epoch->next = worker->retired;
-    worker->retired = worker->epoch;
-    worker->epoch = NULL;
-    loop_defer(worker->loop, sweep, worker);
-}
-
 /* Everybody has left the epoch, or a retired one has finished its last op. */
 static void on_over(void *data)
 {
     struct worker *worker = data;
-    const struct epoch *epoch = worker->epoch;
-    if (epoch && epoch->n_gone == epoch->n_local)
-        loop_defer(worker->loop, retire_epoch, worker);
-    loop_defer(worker->loop, sweep, worker);
+    loop_defer(worker->loop, settle, worker);
 }
 
 static void on_epoch_begin(struct worker *worker, struct wire_frame *frame)
@@ -247,7 +248,7 @@ static void on_closed(void *owner, struct conn *conn, const char *reason)
     worker->daemon = NULL;
     if (worker->epoch && worker->epoch->n_added < worker->epoch->n_local)
         retire_epoch(worker); /* it will never be complete */
-    sweep(worker);
+    settle(worker);
 }
 
 static const struct conn_ops daemon_ops = {.on_frame = on_frame, .on_closed = on_closed};
