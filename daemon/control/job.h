@@ -59,10 +59,10 @@ struct job {
     /* Of an epoch that the coordinator has begun and this node has not yet; or NULL. */
     struct layout *pending;
     LIST_HEAD(, remote_member) remotes; /* members on other nodes; see rendezvous.c */
-    /* The worker is asked every second while an epoch on several nodes is alive: a stopped one
+    /* The worker is asked twice a second while an epoch on several nodes is alive: a stopped one
      * would hold up all nodes. */
     struct watch *ping;
-    uint64_t answered_ns;
+    uint64_t asked_ns; /* of the oldest request without an answer; 0: none */
     /* A link between two nodes' workers is lost; a moment's wait may bring a better cause. */
     struct {
         uint32_t node;

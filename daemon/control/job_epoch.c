@@ -23,7 +23,7 @@ static const uint64_t MS = 1000000;
 static const uint64_t ABORT_LIMIT_NS = UINT64_C(700) * 1000000;
 /* A process that ended closes its links before its daemon can tell why. */
 static const uint64_t LOST_LINK_GRACE_NS = UINT64_C(300) * 1000000;
-static const uint64_t PING_NS = UINT64_C(1000) * 1000000;
+static const uint64_t PING_NS = UINT64_C(500) * 1000000;
 
 static void on_worker_ready(void *data);
 static void on_worker_message(void *data, const Pb__Envelope *envelope);
@@ -192,20 +192,31 @@ void job_on_link_lost(struct job *job, uint32_t reporter, uint32_t node, const c
     watch_arm(job->lost_link.limit, LOST_LINK_GRACE_NS);
 }
 
+/* It has been asked, and this process has been awake to hear it. */
+static bool is_worker_silent(struct job *job, uint64_t limit_ns)
+{
+    if (job->asked_ns && clock_now_ns() - job->asked_ns >= limit_ns)
+        worker_process_drain(job->worker);
+    return job->asked_ns && clock_now_ns() - job->asked_ns >= limit_ns;
+}
+
 /* All nodes wait for each other's workers: one that is stopped is ended. */
 static void on_ping(void *data)
 {
     struct job *job = data;
+    uint64_t limit_ns = job->jobs->config->peer_dead_ms * MS;
     if (!job_is_alive(job) || !job->worker)
         return;
-    uint64_t limit_ms = job->jobs->config->peer_dead_ms;
-    if (clock_now_ns() - job->answered_ns >= limit_ms * MS) {
+    bool is_silent = is_worker_silent(job, limit_ns);
+    if (!job_is_alive(job) || !job->worker)
+        return;
+    if (is_silent) {
         char text[FAULT_TEXT_MAX];
         snprintf(text, sizeof text,
                  "job %s epoch %llu: worker (node %s, pid %d) did not answer for %.3g s and was "
                  "killed",
                  job->membership.name, (unsigned long long)job->membership.epoch, job->jobs->node,
-                 (int)worker_process_pid(job->worker), (double)limit_ms / 1000);
+                 (int)worker_process_pid(job->worker), (double)limit_ns / 1e9);
         struct job_failure failure = {GRADD_ERR_RANK_LOST, text, -1, 0};
         worker_process_kill(job->worker);
         job_fail(job, &failure, TELL_AT_ONCE);
@@ -213,7 +224,11 @@ static void on_ping(void *data)
         return;
     }
     job_request_stats(job);
-    watch_arm(job->ping, PING_NS < limit_ms * MS / 2 ? PING_NS : limit_ms * MS / 2);
+    if (!job->asked_ns)
+        job->asked_ns = clock_now_ns();
+    uint64_t next_ns = PING_NS < limit_ns / 8 ? PING_NS : limit_ns / 8;
+    uint64_t left_ns = job->asked_ns + limit_ns - clock_now_ns();
+    watch_arm(job->ping, next_ns < left_ns ? next_ns : left_ns);
 }
 
 /* ------------------------------------------------------------------ the begin of an epoch */
@@ -307,8 +322,8 @@ static void start_epoch(struct job *job)
         return;
     }
     if (job->layout) {
-        job->answered_ns = clock_now_ns();
-        watch_arm(job->ping, PING_NS);
+        job->asked_ns = 0;
+        watch_arm(job->ping, 0);
         peers_on_epoch(job->jobs->peers);
     }
 }
@@ -427,7 +442,7 @@ static void on_member_gone(struct job *job, const Pb__MemberGone *gone)
 
 static void on_stats_reply(struct job *job, const Pb__StatsReply *reply)
 {
-    job->answered_ns = clock_now_ns();
+    job->asked_ns = 0;
     if (job->abort.is_pending && reply->seq >= job->abort.seq)
         on_abort_obeyed(job);
     if (reply->seq != job->stats_seq || !reply->stats)

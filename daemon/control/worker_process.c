@@ -231,6 +231,12 @@ void worker_process_send(struct worker_process *worker, const Pb__Envelope *enve
         conn_flush(worker->conn);
 }
 
+void worker_process_drain(struct worker_process *worker)
+{
+    if (worker->conn)
+        conn_drain(worker->conn);
+}
+
 static void on_frame(void *data, struct conn *conn, struct wire_frame *frame)
 {
     struct worker_process *worker = data;

@@ -60,6 +60,9 @@ unsigned worker_process_threads(const struct worker_process *worker);
 /* Send at once. fd -1: none. Trouble ends the worker: on_ended() follows. */
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd);
 
+/* Hand over what it has sent already, without waiting for the loop. */
+void worker_process_drain(struct worker_process *worker);
+
 /* The owner is done with it: closes the channel, kills it if it stays, reaps it. NULL-safe. */
 void worker_process_end(struct worker_process *worker);
 

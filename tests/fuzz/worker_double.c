@@ -139,6 +139,11 @@ void worker_process_send(struct worker_process *worker, const Pb__Envelope *enve
     (void)fd;
 }
 
+void worker_process_drain(struct worker_process *worker)
+{
+    (void)worker;
+}
+
 /* Its end follows when the fuzzer says so. */
 void worker_process_kill(struct worker_process *worker)
 {

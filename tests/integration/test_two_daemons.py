@@ -195,8 +195,12 @@ def test_a_stopped_daemon_is_told_to_the_other_node(two: tuple[Node, Node], lost
         assert two[lost].name in result["error"] and "no heartbeat" in result["error"], result
     finally:
         os.kill(two[lost].daemon.pid, signal.SIGCONT)
-    # The stopped one finds out, and its rank with it.
-    assert trainers[lost].call("barrier")["status"] == STATUS["RANK_LOST"]
+    # The stopped one finds out, and its rank with it: at the latest in the next operation, for the
+    # one that the other rank had submitted may still come through.
+    statuses = [trainers[lost].call("barrier")["status"]]
+    if statuses[0] == STATUS["OK"]:
+        statuses.append(trainers[lost].call("barrier")["status"])
+    assert statuses[-1] == STATUS["RANK_LOST"], statuses
     settle(trainers, "shutdown")
     send_join(trainers, two[0].address)
     assert assert_joined(replies(trainers)) == epoch + 1
