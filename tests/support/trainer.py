@@ -252,9 +252,10 @@ def fork_and_use(hold: str, context: str = "g") -> dict[str, Any]:
         os.close(report_read)
         os.close(reply_stream.fileno())
         os.close(0)
-        os.write(report_write, json.dumps(call_everything(context)).encode())
-        os.close(report_write)
+        # Opened before the report: the test may let go as soon as it has that.
         with open(hold, "rb") as fifo:
+            os.write(report_write, json.dumps(call_everything(context)).encode())
+            os.close(report_write)
             fifo.read()
         os._exit(0)
     os.close(report_write)
