@@ -66,12 +66,20 @@ void member_disconnect(struct member *member, enum member_state state)
     region_table_deinit(&member->regions);
 }
 
+static void request_unpin(struct request *request)
+{
+    region_unpin(request->in_region);
+    region_unpin(request->out_region);
+    request->in_region = request->out_region = NULL;
+}
+
 void member_deinit(struct member *member)
 {
     member_disconnect(member, member->state);
     struct request *request;
     while ((request = SLIST_FIRST(&member->all))) {
         SLIST_REMOVE_HEAD(&member->all, in_all);
+        request_unpin(request); /* it may not have been completed */
         free(request->counts);
         free(request);
     }
@@ -106,8 +114,7 @@ static void request_release(struct request *request)
     struct member *member = request->member;
     if (request->is_streamed)
         HASH_DEL(member->streamed, request);
-    region_unpin(request->in_region);
-    region_unpin(request->out_region);
+    request_unpin(request);
     member->stats.in_flight--;
     SLIST_INSERT_HEAD(&member->spare, request, link);
 }
