@@ -245,6 +245,8 @@ static void push_ping(struct peer_link *link)
     Pb__Ping ping = PB__PING__INIT;
     ping.seq = ++link->ping_seq;
     link->ping_ns = clock_now_ns();
+    if (!link->unanswered_ns)
+        link->unanswered_ns = link->ping_ns;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_PING;
     envelope.ping = &ping;
@@ -272,12 +274,22 @@ static void copy_printable(char *to, size_t size, const char *from)
             *c = '?';
 }
 
+/*
+ * Silence counts, and so does a Ping that is not answered: where only one direction is broken, the
+ * other side may still be heard while it retries what it sent before.
+ */
+static uint64_t last_sign_of_life(const struct peer_link *link)
+{
+    bool is_one_way = link->unanswered_ns && link->unanswered_ns < link->heard_ns;
+    return is_one_way ? link->unanswered_ns : link->heard_ns;
+}
+
 static void arm_heartbeat(struct peer_link *link)
 {
     const struct config *config = link->peers->config;
     uint64_t now = clock_now_ns();
     uint64_t ping = link->ping_ns + config->peer_heartbeat_ms * MS;
-    uint64_t death = link->heard_ns + config->peer_dead_ms * MS;
+    uint64_t death = last_sign_of_life(link) + config->peer_dead_ms * MS;
     uint64_t next = ping < death ? ping : death;
     watch_arm(link->timer, next > now ? next - now : 0);
 }
@@ -364,6 +376,14 @@ static void on_greeting(struct peer_link *link, const Pb__Envelope *envelope)
     }
 }
 
+static void on_pong(struct peer_link *link, const Pb__Pong *pong)
+{
+    /* An older one's answer: at least the last Ping is still on its way. */
+    link->unanswered_ns = pong->seq == link->ping_seq ? 0 : link->ping_ns;
+    if (pong->seq == link->ping_seq)
+        link->rtt_us = (double)(clock_now_ns() - link->ping_ns) / 1e3;
+}
+
 static void on_frame(struct peer_link *link, const Pb__Envelope *envelope)
 {
     struct peers *peers = link->peers;
@@ -376,8 +396,7 @@ static void on_frame(struct peer_link *link, const Pb__Envelope *envelope)
         push_pong(link, envelope->ping->seq);
         break;
     case PB__ENVELOPE__BODY_PONG:
-        if (envelope->pong->seq == link->ping_seq)
-            link->rtt_us = (double)(clock_now_ns() - link->ping_ns) / 1e3;
+        on_pong(link, envelope->pong);
         break;
     default:
         peers->ops->on_message(peers->owner, link, envelope);
@@ -609,7 +628,7 @@ static void beat(struct peer_link *link)
     receive(link); /* this process itself may have slept */
     if (link->is_ending)
         return;
-    if (now - link->heard_ns >= config->peer_dead_ms * MS && now > link->heard_ns) {
+    if (now >= last_sign_of_life(link) + config->peer_dead_ms * MS) {
         char text[64];
         snprintf(text, sizeof text, "no heartbeat for %.3g s", (double)config->peer_dead_ms / 1000);
         peer_link_end(link, text);

@@ -55,10 +55,11 @@ struct peer_link {
     struct peer_tls *tls;
     struct wire_in in;
     struct wire_out out;
-    uint64_t since_ns; /* of the state */
-    uint64_t heard_ns; /* when it last sent anything */
-    uint64_t used_ns;  /* when somebody last needed it */
-    uint64_t ping_ns, ping_seq;
+    uint64_t since_ns;          /* of the state */
+    uint64_t heard_ns;          /* when it last sent anything */
+    uint64_t used_ns;           /* when somebody last needed it */
+    uint64_t ping_ns, ping_seq; /* of the last Ping */
+    uint64_t unanswered_ns;     /* of the oldest Ping without a Pong; 0: all have one */
     double rtt_us, skew_s;
     uint64_t sent_bytes, received_bytes;
     char error[256]; /* the last trouble */
