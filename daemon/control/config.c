@@ -105,7 +105,7 @@ const struct config_option config_options[] = {
      "A node that is silent for longer is dead: jobs with ranks on it fail. More than twice "
      "peer_heartbeat_s.",
      NULL},
-    {"peer", "ring_streams", CONFIG_NUMBER, PLACE(ring_streams), 1, 16, "1", CONFIG_RELOADABLE,
+    {"peer", "ring_streams", CONFIG_NUMBER, PLACE(ring_streams), 1, 8, "1", CONFIG_RELOADABLE,
      "TCP connections between the workers of two nodes. The node of rank 0 decides.", NULL},
     {"peer", "data_encryption", CONFIG_WORD, PLACE(data_encryption), 0, 2, "no", CONFIG_RELOADABLE,
      "Whether tensors travel encrypted between nodes. What daemons say to each other always does; "

@@ -331,9 +331,12 @@ void membership_fail(struct membership *m, const char *text)
 void membership_move(struct membership *m, struct peer_link *coordinator)
 {
     m->gathering.coordinator = coordinator;
-    for (uint32_t rank = 0; rank < m->gathering.size; rank++)
-        if (m->gathering.of_rank[rank])
-            m->gathering.of_rank[rank]->coordinator = coordinator;
+    for (uint32_t rank = 0; rank < m->gathering.size; rank++) {
+        if (!m->gathering.of_rank[rank])
+            continue;
+        m->gathering.of_rank[rank]->coordinator = coordinator;
+        m->gathering.of_rank[rank]->is_forwarded = false;
+    }
 }
 
 void membership_dismiss(struct membership *m)

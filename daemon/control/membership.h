@@ -57,6 +57,7 @@ struct member {
     struct peer_link *coordinator;  /* to the node that gathers its job; NULL: this daemon does */
     uint64_t last_epoch;            /* of the job, that its node knows */
     bool is_forwarded;              /* the coordinator has been told */
+    uint64_t forwarded_ns;          /* when */
     char source[MEMBER_SOURCE_MAX]; /* where its identity came from, in the library's word */
     struct membership *membership;  /* unless MEMBER_NONE */
     uint64_t since_ns;              /* joined at */

@@ -128,6 +128,12 @@ struct peer_link *peer_link_dial(struct peers *peers, const struct resolved *tar
     return link;
 }
 
+void peer_link_forget(struct peer_link *link)
+{
+    if (link->state == PEER_LOST)
+        watch_arm(link->timer, 0);
+}
+
 void peer_link_end(struct peer_link *link, const char *reason)
 {
     if (link->is_ending || link->state == PEER_LOST)
@@ -155,10 +161,11 @@ static void report_end(struct peer_link *link)
     else
         peers_log(peers, LOG_LEVEL_NOTICE, "%s %s: %s", link->is_dialled ? "to" : "from",
                   link->address_text, link->error);
-    if (before == PEER_UP || link->is_dialled)
-        peers->ops->on_lost(peers->owner, link, link->error);
     /* Strangers are not worth a line of the table. */
-    watch_arm(link->timer, before == PEER_UP || link->is_dialled ? SHOW_LOST_NS : 0);
+    bool is_known = before == PEER_UP || link->is_dialled;
+    watch_arm(link->timer, is_known ? SHOW_LOST_NS : 0);
+    if (is_known)
+        peers->ops->on_lost(peers->owner, link, link->error);
 }
 
 /* ------------------------------------------------------------------ sending */
@@ -353,7 +360,7 @@ static void on_hello(struct peer_link *link, const Pb__PeerHello *hello)
     if (!link->is_dialled)
         replace_older(link);
     set_state(link, PEER_UP);
-    link->used_ns = clock_now_ns();
+    link->used_ns = link->up_ns = link->since_ns;
     log_info("peer", "node %s (%s, gradd %s) is up", link->name, link->address_text, link->version);
     push_ping(link);
     arm_heartbeat(link);

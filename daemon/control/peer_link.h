@@ -56,6 +56,7 @@ struct peer_link {
     struct wire_in in;
     struct wire_out out;
     uint64_t since_ns;          /* of the state */
+    uint64_t up_ns;             /* when it came up; 0: it never did */
     uint64_t heard_ns;          /* when it last sent anything */
     uint64_t used_ns;           /* when somebody last needed it */
     uint64_t ping_ns, ping_seq; /* of the last Ping */
@@ -79,6 +80,9 @@ void peer_link_free(struct peer_link *link);
 void peer_link_push(struct peer_link *link, const Pb__Envelope *envelope);
 /* End it; on_lost(reason) follows from the loop. Idempotent. */
 void peer_link_end(struct peer_link *link, const char *reason);
+
+/* A lost one need not be shown any more; freed from the loop. */
+void peer_link_forget(struct peer_link *link);
 
 /* "10.0.0.2" as the other nodes may reach it. */
 void peer_link_host(const struct peer_link *link, char *out_text, size_t size);

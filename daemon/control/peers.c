@@ -266,13 +266,13 @@ static bool has_target(const struct peer_link *link, const struct resolved *targ
 static void forget_lost(struct peers *peers, const struct resolved *targets)
 {
     unsigned n = 0;
-    struct peer_link *link, *before;
-    for (link = TAILQ_LAST(&peers->links, peer_links); link; link = before) {
-        before = TAILQ_PREV(link, peer_links, link);
+    struct peer_link *link;
+    TAILQ_FOREACH_REVERSE(link, &peers->links, peer_links, link)
+    {
         if (link->state != PEER_LOST)
             continue;
         if (++n > LOST_SHOWN_MAX || (link->is_dialled && has_target(link, targets)))
-            peer_link_free(link);
+            peer_link_forget(link);
     }
 }
 

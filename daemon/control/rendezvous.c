@@ -118,6 +118,7 @@ void rendezvous_forward(struct job *job)
         if (!member || member->is_forwarded)
             continue;
         member->is_forwarded = true;
+        member->forwarded_ns = clock_now_ns();
         push_join(job, member);
     }
 }

@@ -52,11 +52,41 @@ static void on_self(void *owner, struct peer_link *link)
     }
 }
 
+/* The link was up before any of these ranks came, and has brought nothing since their joins left.
+ */
+static bool was_dead_already(const struct roster *gathering, const struct peer_link *link)
+{
+    for (uint32_t rank = 0; rank < gathering->size; rank++) {
+        const struct member *member = gathering->of_rank[rank];
+        if (member && (member->since_ns < link->up_ns ||
+                       (member->is_forwarded && member->forwarded_ns <= link->heard_ns)))
+            return false;
+    }
+    return link->up_ns != 0;
+}
+
+/*
+ * The link was of no use any more when the ranks came, which only now becomes known (its network
+ * was broken, or the coordinator has been started again): a new one may do better.
+ */
+static bool try_again(struct job *job, const struct peer_link *link)
+{
+    struct membership *m = &job->membership;
+    char why[256];
+    if (!was_dead_already(&m->gathering, link))
+        return false;
+    struct peer_link *fresh = peers_dial(job->jobs->peers, &link->targets, why, sizeof why);
+    if (!fresh)
+        return false;
+    membership_move(m, fresh);
+    return true;
+}
+
 /* Ranks that wait for a coordinator, or that a coordinator waits for. */
 static void lose_gathering(struct job *job, const struct peer_link *link, const char *why)
 {
     struct membership *m = &job->membership;
-    if (m->gathering.coordinator == link) {
+    if (m->gathering.coordinator == link && !try_again(job, link)) {
         char text[FAULT_TEXT_MAX];
         for (uint32_t rank = 0; rank < m->gathering.size; rank++)
             if (m->gathering.of_rank[rank])
