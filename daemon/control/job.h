@@ -54,6 +54,7 @@ struct job {
         pid_t pid;
         struct watch *limit;
     } abort;
+    uint64_t whole_ns; /* when the gathering became whole; 0: it is not, or has begun */
     /* The last epoch's, when it is on several nodes; else NULL. */
     struct layout *layout;
     /* Of an epoch that the coordinator has begun and this node has not yet; or NULL. */

@@ -334,6 +334,11 @@ static void begin_own(struct job *job)
     struct membership *m = &job->membership;
     struct layout *layout = NULL;
     struct fault fault;
+    if (!job->whole_ns)
+        job->whole_ns = clock_now_ns();
+    if (!rendezvous_is_confirmed(job))
+        return;
+    job->whole_ns = 0;
     if (!LIST_EMPTY(&job->remotes) && rendezvous_plan(job, &layout, &fault) < 0) {
         job_dismiss(job, fault.code, fault.text);
         return;
@@ -398,9 +403,12 @@ void job_try_begin(struct job *job)
     const struct membership *m = &job->membership;
     if (!job->worker || !worker_process_is_ready(job->worker) || job->abort.is_pending)
         return;
-    if (membership_is_ready(m))
+    if (membership_is_ready(m)) {
         begin_own(job);
-    else if (job->pending && membership_is_free(m))
+        return;
+    }
+    job->whole_ns = 0;
+    if (job->pending && membership_is_free(m))
         begin_pending(job);
 }
 

@@ -387,8 +387,20 @@ static void on_pong(struct peer_link *link, const Pb__Pong *pong)
 {
     /* An older one's answer: at least the last Ping is still on its way. */
     link->unanswered_ns = pong->seq == link->ping_seq ? 0 : link->ping_ns;
-    if (pong->seq == link->ping_seq)
-        link->rtt_us = (double)(clock_now_ns() - link->ping_ns) / 1e3;
+    if (pong->seq != link->ping_seq)
+        return;
+    link->rtt_us = (double)(clock_now_ns() - link->ping_ns) / 1e3;
+    link->confirmed_ns = link->ping_ns;
+    link->peers->ops->on_answer(link->peers->owner, link);
+}
+
+bool peer_link_confirm(struct peer_link *link, uint64_t since_ns)
+{
+    if (link->confirmed_ns >= since_ns)
+        return true;
+    if (link->ping_ns < since_ns && link->state == PEER_UP && !link->is_ending)
+        push_ping(link);
+    return false;
 }
 
 static void on_frame(struct peer_link *link, const Pb__Envelope *envelope)

@@ -61,6 +61,7 @@ struct peer_link {
     uint64_t used_ns;           /* when somebody last needed it */
     uint64_t ping_ns, ping_seq; /* of the last Ping */
     uint64_t unanswered_ns;     /* of the oldest Ping without a Pong; 0: all have one */
+    uint64_t confirmed_ns;      /* when the newest Ping that has a Pong was sent */
     double rtt_us, skew_s;
     uint64_t sent_bytes, received_bytes;
     char error[256]; /* the last trouble */
@@ -81,6 +82,9 @@ void peer_link_push(struct peer_link *link, const Pb__Envelope *envelope);
 /* End it; on_lost(reason) follows from the loop. Idempotent. */
 void peer_link_end(struct peer_link *link, const char *reason);
 
+/* True when a Ping sent at since_ns or later has been answered; else one is on its way, and
+ * peers_ops.on_answer() follows. */
+bool peer_link_confirm(struct peer_link *link, uint64_t since_ns);
 /* A lost one need not be shown any more; freed from the loop. */
 void peer_link_forget(struct peer_link *link);
 

@@ -27,6 +27,8 @@ struct peers_ops {
     void (*on_lost)(void *owner, struct peer_link *link, const char *why);
     /* A dialled link turned out to lead to this very daemon; on_lost() follows. */
     void (*on_self)(void *owner, struct peer_link *link);
+    /* It has answered a Ping. */
+    void (*on_answer)(void *owner, struct peer_link *link);
     void (*on_message)(void *owner, struct peer_link *link, const Pb__Envelope *envelope);
     /* Somebody waits for the link, or has a job over it. */
     bool (*is_used)(void *owner, const struct peer_link *link);

@@ -31,6 +31,12 @@ void rendezvous_link_lost(struct job *job, uint32_t node, const char *text);
 void rendezvous_sweep(struct job *job);
 
 /*
+ * All nodes of the whole gathering have answered since job->whole_ns. Else they are asked, and
+ * job_settle() follows: ranks of a node that is not there any more, which is not yet known, shall
+ * not begin an epoch with the others.
+ */
+bool rendezvous_is_confirmed(struct job *job);
+/*
  * The layout of a whole gathering with members on other nodes; NULL when they have gone. 0, or a
  * status with *out_fault. Epoch and size are the caller's.
  */

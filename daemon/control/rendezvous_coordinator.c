@@ -197,6 +197,18 @@ static bool is_spread(const struct roster *gathering)
     return false;
 }
 
+bool rendezvous_is_confirmed(struct job *job)
+{
+    const struct roster *gathering = &job->membership.gathering;
+    bool is_confirmed = true;
+    for (uint32_t rank = 0; rank < gathering->size; rank++) {
+        struct peer_link *link = gathering->of_rank[rank]->origin;
+        if (link && !peer_link_confirm(link, job->whole_ns))
+            is_confirmed = false; /* and go on: all are asked at once */
+    }
+    return is_confirmed;
+}
+
 int rendezvous_plan(struct job *job, struct layout **out_layout, struct fault *out_fault)
 {
     const struct roster *gathering = &job->membership.gathering;

@@ -38,6 +38,18 @@ static void on_up(void *owner, struct peer_link *link)
         rendezvous_forward(job);
 }
 
+/* Epochs may wait for the nodes' answers before they begin. */
+static void on_answer(void *owner, struct peer_link *link)
+{
+    struct jobs *jobs = owner;
+    struct job *job, *next;
+    HASH_ITER(hh, jobs->by_key, job, next)
+    {
+        if (job->whole_ns && rendezvous_has_member(job, link))
+            job_settle(job);
+    }
+}
+
 /* The address that ranks gave as the coordinator's is one of this daemon's. */
 static void on_self(void *owner, struct peer_link *link)
 {
@@ -219,6 +231,7 @@ const struct peers_ops rendezvous_peers_ops = {
     .on_up = on_up,
     .on_lost = on_lost,
     .on_self = on_self,
+    .on_answer = on_answer,
     .on_message = on_message,
     .is_used = is_used,
     .find_secret = find_secret,

@@ -21,7 +21,7 @@
 struct node {
     struct peers peers;
     struct config config;
-    unsigned n_up, n_lost, n_self, n_messages, n_data;
+    unsigned n_up, n_lost, n_self, n_answers, n_messages, n_data;
     struct peer_link *up; /* the last one */
     char why[256];
     uint64_t last_epoch; /* of a RemoteLeave */
@@ -54,6 +54,12 @@ static void on_self(void *owner, struct peer_link *link)
 {
     (void)link;
     ((struct node *)owner)->n_self++;
+}
+
+static void on_answer(void *owner, struct peer_link *link)
+{
+    (void)link;
+    ((struct node *)owner)->n_answers++;
 }
 
 static void on_message(void *owner, struct peer_link *link, const Pb__Envelope *envelope)
@@ -89,6 +95,7 @@ static const struct peers_ops ops = {
     .on_up = on_up,
     .on_lost = on_lost,
     .on_self = on_self,
+    .on_answer = on_answer,
     .on_message = on_message,
     .is_used = is_used,
     .find_secret = find_secret,
@@ -212,6 +219,21 @@ START_TEST(two_nodes_with_one_key_talk)
     TURN_UNTIL(link->ping_seq > 3);
     ck_assert(link->rtt_us > 0);
     ck_assert_uint_eq(a.n_lost + b.n_lost, 0);
+}
+END_TEST
+
+START_TEST(a_node_confirms_that_it_is_there)
+{
+    a.config.peer_heartbeat_ms = a.config.peer_dead_ms = 10000;
+    struct peer_link *link = dial(&a, &b);
+    TURN_UNTIL(a.n_answers == 1);
+    ck_assert(peer_link_confirm(link, link->ping_ns));
+    uint64_t since = link->ping_ns + 1;
+    ck_assert(!peer_link_confirm(link, since));
+    ck_assert(!peer_link_confirm(link, since)); /* and asks no second time */
+    ck_assert_uint_eq(link->ping_seq, 2);
+    TURN_UNTIL(a.n_answers == 2);
+    ck_assert(peer_link_confirm(link, since));
 }
 END_TEST
 
@@ -579,6 +601,7 @@ int main(void)
 {
     const TTest *const tests[] = {
         two_nodes_with_one_key_talk,
+        a_node_confirms_that_it_is_there,
         who_ends_a_link_is_told_to_both,
         another_key_is_told_in_words_and_tried_once,
         a_daemon_that_is_not_there_yet_is_tried_again,
