@@ -194,7 +194,9 @@ static int check_slot(const struct membership *m, const struct member *member, s
     char me[300], them[300];
     if (!m->has_failed && member->rank < m->running.size)
         holder = m->running.of_rank[member->rank];
-    if (holder)
+    /* News from different nodes come in any order: the holder may have left already. Then its
+     * successor waits for that to become known. */
+    if (holder && holder->origin == member->origin)
         return fail(fault, GRADD_ERR_DUPLICATE,
                     "job %s: rank %u %s joins, but %s holds this rank in epoch %llu", m->name,
                     member->rank, who(member, me, sizeof me),

@@ -246,8 +246,25 @@ START_TEST(ranks_of_other_nodes_are_told_by_their_node)
     begin_next();
     members[2].origin = link_b;
     members[2].node = "b";
-    ck_assert_int_eq(join(2, 0, 2), GRADD_ERR_DUPLICATE);
-    assert_says("rank 0 (node b, pid 102) joins, but pid 101 holds this rank in epoch 1");
+    ck_assert_int_eq(join(2, 1, 2), GRADD_ERR_DUPLICATE);
+    assert_says("rank 1 (node b, pid 102) joins, but pid 100 of node b holds this rank in epoch 1");
+}
+END_TEST
+
+START_TEST(a_rank_may_move_before_its_leave_from_another_node_is_known)
+{
+    members[1].origin = link_b;
+    members[1].node = "b";
+    begin(2);
+    /* Rank 1 goes on here, rank 0 there. */
+    ck_assert_int_eq(join(2, 1, 2), 0);
+    members[3].origin = link_b;
+    members[3].node = "b";
+    ck_assert_int_eq(join(3, 0, 2), 0);
+    ck_assert(!membership_is_ready(&m));
+    membership_remove(&m, &members[0]);
+    membership_remove(&m, &members[1]);
+    ck_assert(membership_is_ready(&m));
 }
 END_TEST
 
@@ -394,6 +411,7 @@ int main(void)
         missing_ranks_are_told_as_ranges,
         a_long_list_of_missing_ranks_is_cut,
         ranks_of_other_nodes_are_told_by_their_node,
+        a_rank_may_move_before_its_leave_from_another_node_is_known,
         ranks_of_one_gathering_name_one_coordinator,
         an_epochs_number_is_above_all_that_its_nodes_know,
         a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant,
