@@ -348,6 +348,18 @@ static bool receive_some(struct engine *engine, struct lane *lane)
     return has_moved;
 }
 
+/*
+ * A TLS handshake makes sending wait for input. Receiving may have taken that input in the
+ * meantime: what waits for it would wait for ever.
+ */
+static bool send_after_input(struct engine *engine, struct lane *lane)
+{
+    if (!lane->out.is_blocked || lane->out.blocked_on != POLLIN)
+        return false;
+    lane->out.is_blocked = false;
+    return send_some(engine, lane);
+}
+
 static bool has_done(const struct engine *engine)
 {
     return engine->first && engine->first->n_complete == engine->first->schedule.n_cells;
@@ -361,6 +373,7 @@ bool engine_turn(struct engine *engine)
         for (uint32_t i = 0; i < engine->n_used && engine->failure.status == GRADD_OK; i++) {
             has_moved |= send_some(engine, engine->used[i]);
             has_moved |= receive_some(engine, engine->used[i]);
+            has_moved |= send_after_input(engine, engine->used[i]);
         }
         has_moved |= advance(engine);
         if (engine->failure.status != GRADD_OK || has_done(engine))
