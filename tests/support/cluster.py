@@ -20,7 +20,9 @@ from harness import REPLY_S, SLOW, Daemon, Trainer, World, eventually, settle
 PORT = 7010
 JOB = "job"
 DEAD_S = 2.0 * SLOW
-SETTINGS = {"peer_dead_s": DEAD_S, "peer_heartbeat_s": DEAD_S / 5, "peer_port": PORT}
+# The job is remembered, with its epoch, for as long as its ranks need to join again.
+SETTINGS = {"peer_dead_s": DEAD_S, "peer_heartbeat_s": DEAD_S / 5, "peer_port": PORT,
+            "job_linger_s": 1.0 * SLOW}
 
 
 @dataclasses.dataclass

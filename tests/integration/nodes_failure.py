@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever dies, stops or is cut on one of several nodes: every rank hears which, where and why in
+time, no sum is wrong, and the survivors go on in the next epoch.
+
+Run by name (`pytest tests/integration/nodes_failure.py`), not by tests/run: the cases in which the
+coordinator's daemon is killed or stopped fail, as the ranks on its own node are told nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable
+
+import pytest
+
+from cluster import (
+    DEAD_S, JOB, Cluster, Member, allreduce_is_right, cont, expect_told, stop, trainers_of,
+    wait_until_sent,
+)
+from gradd_ctypes import STATUS
+from harness import SLOW, Trainer, eventually, settle, wait_for_exit
+
+# Two ranks with the coordinator, one each on two other nodes. Node 1 is where most things happen.
+LAYOUT = (2, 1, 1)
+ONE_RANK_OF = {0: 1, 1: 2, 2: 3}  # node -> the rank there that may be lost
+MakeCluster = Callable[..., Cluster]
+
+
+class Fault:
+    """Something that happens to a node. Its methods come in this order."""
+
+    kills_trainers = False  # all of the node
+    stops_trainers = False  # all of the node, until heal()
+    words: tuple[str, ...] = ()  # what the others are told, besides the node's name
+
+    def __init__(self, cluster: Cluster, node: int, members: list[Member]) -> None:
+        self.cluster, self.node, self.members = cluster, node, members
+
+    def inject(self) -> None:
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """What an operator would do: the node is as before."""
+
+    @property
+    def here(self) -> list[Member]:
+        return [m for m in self.members if m.node == self.node]
+
+
+class TrainerKilled(Fault):
+    words = (r"\bkilled\b",)
+
+    def inject(self) -> None:
+        self.victim = self.members[ONE_RANK_OF[self.node]]
+        self.words = (rf"\brank {ONE_RANK_OF[self.node]}\b", rf"\b{self.victim.trainer.pid}\b")
+        self.victim.trainer.kill()
+
+
+class WorkerKilled(Fault):
+    words = (r"\bworker\b",)
+
+    def inject(self) -> None:
+        os.kill(self.cluster.worker_pid(self.node), signal.SIGKILL)
+
+
+class WorkerStopped(Fault):
+    def inject(self) -> None:
+        self.pid = self.cluster.worker_pid(self.node)
+        stop(self.pid)
+
+    def heal(self) -> None:
+        cont(self.pid)
+
+
+class DaemonKilled(Fault):
+    def inject(self) -> None:
+        self.cluster.daemons[self.node].process.kill()
+
+    def heal(self) -> None:
+        self.cluster.restart_daemon(self.node)
+
+
+class DaemonStopped(Fault):
+    def inject(self) -> None:
+        stop(self.cluster.daemons[self.node].pid)
+
+    def heal(self) -> None:
+        cont(self.cluster.daemons[self.node].pid)
+
+
+class NodeKilled(Fault):
+    """As by a power failure: nothing says goodbye, then all of it is gone."""
+
+    kills_trainers = True
+
+    def inject(self) -> None:
+        node = self.cluster.nodes[self.node]
+        node.link_down()
+        for pid in node.signal(signal.SIGKILL):
+            wait_for_exit(pid)
+
+    def heal(self) -> None:
+        self.cluster.network.heal()
+        self.cluster.restart_daemon(self.node)
+
+
+class NodeStopped(Fault):
+    stops_trainers = True
+
+    def inject(self) -> None:
+        self.cluster.nodes[self.node].signal(signal.SIGSTOP)
+
+    def heal(self) -> None:
+        self.cluster.nodes[self.node].signal(signal.SIGCONT)
+
+
+class Cut(Fault):
+    def heal(self) -> None:
+        self.cluster.network.heal()
+
+
+class SendsNothing(Cut):
+    def inject(self) -> None:
+        self.cluster.nodes[self.node].drop_sent()
+
+
+class ReceivesNothing(Cut):
+    def inject(self) -> None:
+        self.cluster.nodes[self.node].drop_received()
+
+
+class CablePulled(Cut):
+    def inject(self) -> None:
+        self.cluster.nodes[self.node].link_down()
+
+
+FAULTS = [TrainerKilled, WorkerKilled, WorkerStopped, DaemonKilled, DaemonStopped, NodeKilled,
+          NodeStopped, SendsNothing, ReceivesNothing, CablePulled]
+
+
+# ------------------------------------------------------------------ phases of a running job
+
+
+def negotiating(cluster: Cluster, members: list[Member], tag: str, node: int) -> list[Member]:
+    """An op that one rank has not submitted. @return the ranks that have."""
+    others = [m for m in members if m is not members[ONE_RANK_OF[node]]]
+    settle(trainers_of(others), "launch", tag=tag, n=3)
+    return others
+
+
+def mid_ring(cluster: Cluster, members: list[Member], tag: str, node: int) -> list[Member]:
+    """A large op under way on slow links."""
+    for each in cluster.nodes:
+        each.cap(100)
+    settle(trainers_of(members), "launch", tag=tag, n=1, count=2 << 20)
+    wait_until_sent(cluster, node, 512 << 10)
+    return members
+
+
+def completing(cluster: Cluster, members: list[Member], tag: str, node: int) -> list[Member]:
+    """Some of many ops are through."""
+    settle(trainers_of(members), "launch", tag=tag, n=100)
+    assert members[0].trainer.call("first", tag=tag)["status"] == 0
+    return members
+
+
+PHASES = [negotiating, mid_ring, completing]
+
+
+def ends(submitted: list[Member], others: list[Member], tag: str) -> list[dict[str, Any]]:
+    """How it ends for every rank; whose ops all came through in time hears it at the next op."""
+    for member in submitted:
+        member.trainer.send("collect", tag=tag)
+    for member in others:
+        member.trainer.send("barrier")
+    results = [m.trainer.reply() for m in submitted] + [m.trainer.reply() for m in others]
+    for i, member in enumerate(submitted + others):
+        assert results[i].get("n_wrong", 0) == 0, results[i]
+        if results[i]["status"] == 0:
+            results[i] = member.trainer.call("barrier")
+    return results
+
+
+def strike(cluster: Cluster, members: list[Member], fault: Fault, phase: Callable[..., Any],
+           epoch: int) -> None:
+    """Inject the fault in this phase and hear all who can tell."""
+    tag = f"{phase.__name__}.{epoch}"
+    submitted = phase(cluster, members, tag, fault.node)
+    since = time.time()
+    fault.inject()
+    alive = [m for m in members if m.trainer.process.poll() is None]
+    if fault.kills_trainers or fault.stops_trainers:
+        alive = [m for m in alive if m.node != fault.node]
+    at_once = [m for m in alive if m.node != fault.node]
+    on_node = [m for m in alive if m.node == fault.node]
+    results = ends([m for m in alive if m in submitted], [m for m in alive if m not in submitted],
+                   tag)
+    ordered = [m for m in alive if m in submitted] + [m for m in alive if m not in submitted]
+    name = cluster.nodes[fault.node].name
+    words = (rf"\b{name}\b", *fault.words)
+    expect_told([r for m, r in zip(ordered, results) if m in at_once], since, words, epoch)
+    expect_told([r for m, r in zip(ordered, results) if m in on_node], since)
+    fault.heal()
+    cluster.network.heal()
+    if fault.stops_trainers:
+        late = ends([m for m in fault.here if m in submitted],
+                    [m for m in fault.here if m not in submitted], tag)
+        expect_told(late, time.time())
+
+
+def replace_dead(cluster: Cluster, members: list[Member]) -> None:
+    """New processes for dead ranks; the others leave the failed epoch once these are ready."""
+    dead = [m for m in members if m.trainer.process.poll() is not None]
+    for member in dead:
+        member.trainer = cluster.trainer(member.node)
+    settle(trainers_of(dead), "facts")
+    settle(trainers_of(members), "shutdown_all")
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("node", [1, 0], ids=["member", "coordinator"])
+@pytest.mark.parametrize("fault_class", FAULTS, ids=lambda f: f.__name__)
+def test_every_rank_hears_of_it_and_the_job_goes_on(make_cluster: MakeCluster, node: int,
+                                                    fault_class: type[Fault]) -> None:
+    cluster = make_cluster(3)
+    members = cluster.job(LAYOUT)
+    epoch = 1
+    for phase in PHASES:
+        allreduce_is_right(members, f"before.{phase.__name__}")
+        strike(cluster, members, fault_class(cluster, node, members), phase, epoch)
+        replace_dead(cluster, members)
+        before, epoch = epoch, cluster.join(members)
+        assert epoch == before + 1
+    allreduce_is_right(members, "after")
+
+
+# ------------------------------------------------------------------ joining
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("fault_class", [TrainerKilled, DaemonKilled, DaemonStopped, NodeKilled,
+                                         NodeStopped, SendsNothing, ReceivesNothing, CablePulled],
+                         ids=lambda f: f.__name__)
+def test_a_member_lost_while_joining_is_waited_for_again(make_cluster: MakeCluster,
+                                                         fault_class: type[Fault]) -> None:
+    cluster = make_cluster(3)
+    members = cluster.members(LAYOUT)
+    last = members[-1]
+    cluster_join_all_but(cluster, members, last)
+    fault = fault_class(cluster, 1, members)
+    fault.inject()
+    # Its rank is missing again, with the one that never came.
+    missing = [2, 3]
+    eventually(lambda: cluster.daemons[0].admin("job", name=JOB).get("missing") == missing,
+               "the coordinator misses the rank", DEAD_S + 5 * SLOW)
+    assert not any(members[rank].trainer.has_reply() for rank in (0, 1))
+    fault.heal()
+    if members[2].trainer.process.poll() is None:
+        result = members[2].trainer.reply(DEAD_S + 5 * SLOW)
+        assert result["status"] in (STATUS["UNAVAILABLE"], STATUS["RANK_LOST"]), result
+        assert JOB in result["error"], result
+    else:
+        members[2].trainer = cluster.trainer(1)
+    for rank in (2, 3):
+        members[rank].trainer.send("init", **cluster.arguments(members, rank))
+    results = [m.trainer.reply() for m in members]
+    assert [r["status"] for r in results] == [0] * 4, results
+    allreduce_is_right(members, "after")
+
+
+def cluster_join_all_but(cluster: Cluster, members: list[Member], absent: Member) -> None:
+    for rank, member in enumerate(members):
+        if member is not absent:
+            member.trainer.send("init", **cluster.arguments(members, rank))
+    cluster.daemons[0].wait_joined(JOB, len(members) - 1)
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("fault_class", [DaemonKilled, DaemonStopped, NodeKilled, NodeStopped,
+                                         SendsNothing, CablePulled], ids=lambda f: f.__name__)
+def test_a_coordinator_lost_while_joining_fails_every_join(make_cluster: MakeCluster,
+                                                           fault_class: type[Fault]) -> None:
+    cluster = make_cluster(3)
+    members = cluster.members(LAYOUT)
+    cluster_join_all_but(cluster, members, members[3])
+    since = time.time()
+    fault = fault_class(cluster, 0, members)
+    fault.inject()
+    expect_told([members[2].trainer.reply()], since, [r"node0|10\.77\.0\.1"])
+    # Another coordinator serves at once.
+    others = [members[3], members[2]]
+    cluster.join(others)
+    allreduce_is_right(others, "x")
+    fault.heal()
+    settle(trainers_of(others), "shutdown")
+    if fault.kills_trainers:
+        return
+    if isinstance(fault, DaemonKilled):
+        for result in [m.trainer.reply() for m in members[:2]]:
+            assert result["status"] == STATUS["UNAVAILABLE"], result
+        for rank in (0, 1):
+            members[rank].trainer.send("init", **cluster.arguments(members, rank))
+    # Whoever waited with the coordinator waits on.
+    for rank in (2, 3):
+        members[rank].trainer.send("init", **cluster.arguments(members, rank))
+    results = [m.trainer.reply() for m in members]
+    assert [r["status"] for r in results] == [0] * 4, results
+    allreduce_is_right(members, "after")
+
+
+def test_ranks_that_never_come_are_named_to_all(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3, join_timeout_s=1.0)
+    members = cluster.members(LAYOUT)
+    for rank in (0, 2):
+        members[rank].trainer.send("init", **cluster.arguments(members, rank))
+    for result in [members[rank].trainer.reply() for rank in (0, 2)]:
+        assert result["status"] == STATUS["TIMEOUT"], result
+        assert "1" in result["error"] and "3" in result["error"], result
+    # The next attempt is not hurt.
+    cluster.join(members)
+    allreduce_is_right(members, "x")
+
+
+# ------------------------------------------------------------------ partitions
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda p: p.__name__)
+def test_a_partition_stops_both_halves(make_cluster: MakeCluster,
+                                       phase: Callable[..., Any]) -> None:
+    cluster = make_cluster(4)
+    members = cluster.job((1, 1, 1, 1))
+    submitted = phase(cluster, members, "x", 1)
+    since = time.time()
+    cluster.network.partition(*cluster.nodes[2:])
+    results = ends(submitted, [m for m in members if m not in submitted], "x")
+    expect_told(results, since, epoch=1)
+    # Neither half can do another op, or join the other half.
+    for result in settle(trainers_of(members), "barrier"):
+        assert result["status"] == STATUS["RANK_LOST"], result
+    settle(trainers_of(members), "shutdown")
+    cluster.send_join(members, timeout_s=2.0 * SLOW)
+    for result in [m.trainer.reply() for m in members]:
+        assert result["status"] in (STATUS["TIMEOUT"], STATUS["UNAVAILABLE"]), result
+    cluster.network.heal()
+    cluster.join(members)
+    allreduce_is_right(members, "after")
+
+
+def test_two_members_that_do_not_hear_each_other_fail_the_epoch(make_cluster: MakeCluster) -> None:
+    """Both still hear the coordinator: its heartbeats are no proof that the ring works."""
+    cluster = make_cluster(3)
+    members = cluster.job((1, 1, 1))
+    allreduce_is_right(members, "before")
+    since = time.time()
+    cluster.nodes[1].block(cluster.nodes[2])
+    settle(trainers_of(members), "launch", tag="x", n=1, count=2 << 20)
+    expect_told(ends(members, [], "x"), since, ["node1|node2"], 1)
+    cluster.nodes[1].unblock(cluster.nodes[2])
+    settle(trainers_of(members), "shutdown")
+    assert cluster.join(members) == 2
+    allreduce_is_right(members, "after")
+
+
+def test_links_that_cannot_be_made_fail_the_join(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    cluster.nodes[1].block(cluster.nodes[2])
+    members = cluster.members((1, 1, 1))
+    since = time.time()
+    cluster.send_join(members)
+    results = [m.trainer.reply() for m in members]
+    for i, member in enumerate(members):
+        if results[i]["status"] == 0:  # joined before the links are needed: told by the first op
+            member.trainer.send("barrier")
+    results = [members[i].trainer.reply() if r["status"] == 0 else r
+               for i, r in enumerate(results)]
+    expect_told(results, since, ["node1|node2"])
+
+
+# ------------------------------------------------------------------ slow, but alive
+
+
+def test_a_slow_link_is_not_a_dead_one(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    members = cluster.job((1, 1, 1))
+    # More than peer_dead_s of transfer, in which heartbeats must still come through.
+    cluster.nodes[1].cap(10)
+    count = int(10e6 / 8 * DEAD_S * 1.5 / 4)
+    settle(trainers_of(members), "launch", tag="x", n=1, count=count)
+    for result in settle(trainers_of(members), "collect", tag="x"):
+        assert (result["status"], result["n_right"]) == (0, 1), result
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stopped_trainer_is_late_and_not_lost(make_cluster: MakeCluster, rank: int) -> None:
+    cluster = make_cluster(3, stall_warn_s=0.5)
+    members = cluster.job(LAYOUT)
+    late = members[rank].trainer
+    others = [m.trainer for m in members if m.trainer is not late]
+    stop(late.pid)
+    late.send("launch", tag="x", n=3)
+    settle(others, "launch", tag="x", n=3)
+    # The coordinator says who is waited for.
+    cluster.daemons[0].log.wait_for(rf"rank {rank}\b.*node{members[rank].node}|"
+                                    rf"node{members[rank].node}.*rank {rank}\b")
+    time_to_die = time.monotonic() + DEAD_S + SLOW
+    while time.monotonic() < time_to_die:
+        assert cluster.daemons[0].admin("job", name=JOB)  # it lives, and nobody is told anything
+    cont(late.pid)
+    assert late.reply()["status"] == 0
+    for result in settle(trainers_of(members), "collect", tag="x"):
+        assert (result["status"], result["n_right"]) == (0, 3), result
+
+
+def test_a_stopped_trainer_fails_the_op_after_op_timeout(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2, op_timeout_s=1.0)
+    members = cluster.job((1, 1))
+    late = members[1].trainer
+    stop(late.pid)
+    members[0].trainer.call("launch", tag="x", n=1)
+    result = members[0].trainer.call("collect", tag="x")
+    cont(late.pid)
+    assert result["status"] == STATUS["TIMEOUT"], result
+    assert "rank 1" in result["error"] and "node1" in result["error"], result
+
+
+# ------------------------------------------------------------------ what is left
+
+
+def test_another_size_after_a_loss(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    members = cluster.job((2, 1, 1))
+    for lost in (3, 1):
+        victim: Trainer = members[lost].trainer
+        victim.kill()
+        del members[lost]
+        expect_told(settle(trainers_of(members), "barrier"), time.time(), [str(victim.pid)])
+        settle(trainers_of(members), "shutdown")
+        cluster.join(members)
+        allreduce_is_right(members, "x")
+
+
+def test_ranks_that_leave_in_order_hurt_nobody(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    members = cluster.job((1, 1, 1))
+    allreduce_is_right(members, "x")
+    for member in members:
+        member.trainer.call("shutdown")
+    for daemon in cluster.daemons:
+        assert "lost" not in daemon.log.text() and "aborted" not in daemon.log.text(), \
+            daemon.log.text()[-2000:]
