@@ -127,7 +127,7 @@ int address_listen(const char *address, unsigned *out_port)
 
 unsigned address_free_port(const char *address)
 {
-    unsigned port;
+    unsigned port = 0;
     int fd = address_listen(address, &port);
     if (fd < 0)
         return 0;

@@ -159,6 +159,49 @@ GRADD_API int gradd_keep(struct gradd *g, void *memory);
 /** Free memory of gradd_alloc(). No op may be using it. NULL is allowed. */
 GRADD_API int gradd_free(struct gradd *g, void *memory);
 
+/*
+ * Device memory. An op may name CUDA device memory of any allocator. The library asks the driver
+ * that the program has loaded; it loads none, links with none, and makes no context. What can be
+ * shared is shared once per allocation and found again by its address and buffer id: cudaMalloc()
+ * memory, and cuMemCreate() memory with POSIX descriptors (PyTorch's expandable segments). What can
+ * not be shared (cudaMallocAsync() pools, managed memory) is copied on the device, by the op's
+ * stream, to memory that can. Where the worker takes no device memory (gradd_device_path()), the
+ * stream copies through pinned shared memory and the worker sums on the host.
+ *
+ * Whatever the way, the order is the stream's: the op reads its input after all that was put into
+ * `stream` before the submission, and gradd_wait_stream() makes a stream wait for the result. The
+ * host waits for no device. Memory must stay allocated until the op has ended; before freeing
+ * memory that was used by an op outside gradd_alloc_device(), call gradd_forget(), or never reuse
+ * the job's registrations: the library notices a new allocation at an old address by itself.
+ */
+
+/**
+ * Device memory that the worker can use without a copy, and that stays valid whatever happens to
+ * either process. device: an ordinal as cuDeviceGet() takes it, with a context of this process.
+ * @return the device address, or NULL (see gradd_error()). Free with gradd_free().
+ */
+GRADD_API void *gradd_alloc_device(struct gradd *g, int device, size_t bytes);
+
+/**
+ * Share the allocation around [memory, memory + bytes) now instead of at the first op that uses it.
+ * memory: device memory. @return GRADD_OK; GRADD_ERR_INVALID: it can not be shared, and why (ops on
+ * it work all the same).
+ */
+GRADD_API int gradd_register(struct gradd *g, const void *memory, size_t bytes);
+
+/**
+ * Stop sharing the allocation around `memory`, because it is about to be freed. Waits until the
+ * worker has closed it. Nothing shared there: nothing happens. @return GRADD_OK, or the epoch's
+ * failure.
+ */
+GRADD_API int gradd_forget(struct gradd *g, const void *memory);
+
+/**
+ * Whether the worker takes device memory: 1, or 0 and *out_text (may be NULL) says why ops on
+ * device memory go through shared memory. Static until gradd_shutdown().
+ */
+GRADD_API int gradd_device_path(const struct gradd *g, const char **out_text);
+
 /* ------------------------------------------------------------------ ops */
 
 /** One collective request of this rank. Zero every field, then set what the kind needs. */
@@ -186,6 +229,8 @@ struct gradd_op {
                                  that give one must agree on it (all-gather and all-to-all: on all
                                  dimensions but the first). NULL: only counts are compared */
     uint64_t n_dims;        /**< of dims, at most 32 */
+    void *stream;           /**< device memory: the CUstream that has produced `in`; NULL: the
+                                 context's default stream. Must not be capturing a graph */
 };
 
 /**
@@ -208,6 +253,18 @@ GRADD_API int gradd_test(struct gradd *g, gradd_handle handle);
  *                   handle stays valid.
  */
 GRADD_API int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s);
+
+/**
+ * Make `stream` (a CUstream of the device of the submission's tensors) wait for its results. Blocks
+ * at most until the worker has put the work into its own stream, never for the device. For host
+ * memory it is gradd_wait(), except that the handle stays. May be called several times, and for
+ * several streams, before gradd_wait() or gradd_release().
+ * @return GRADD_OK: what is put into `stream` from here on sees the results; GRADD_PENDING: not yet
+ * launched after timeout_s (< 0: no limit); or the op's error. An error that shows later is told by
+ * gradd_wait() and gradd_test().
+ */
+GRADD_API int gradd_wait_stream(struct gradd *g, gradd_handle handle, void *stream,
+                                double timeout_s);
 
 /** Forget a handle. An op in flight still runs; its buffers stay in use until it ends. */
 GRADD_API int gradd_release(struct gradd *g, gradd_handle handle);

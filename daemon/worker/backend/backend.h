@@ -17,7 +17,10 @@
 
 #include "base/loop.h"
 
-/* Memory of a tensor: byte b is at base + b, or at base + b % ring_bytes when ring_bytes > 0. */
+struct queue;
+
+/* Memory of a tensor: byte b is at base + b, or at base + b % ring_bytes when ring_bytes > 0. On a
+ * device the address is one that only the device may use. */
 struct backend_span {
     uint8_t *base; /* NULL: none */
     uint64_t ring_bytes;
@@ -29,6 +32,8 @@ struct backend_part {
     uint32_t node;               /* index of the rank's node in the job */
     uint64_t count;              /* elements of `in` */
     const uint64_t *counts;      /* all-to-all: elements for each rank of the set */
+    struct queue *queue;         /* of device memory on this node: orders it; else NULL */
+    uint64_t ticket;             /* of the queue */
 };
 
 struct backend_op {
@@ -39,6 +44,8 @@ struct backend_op {
     uint32_t n_ranks; /* of the process set */
     uint32_t root;    /* broadcast: index into parts */
     uint32_t n_joined;
+    bool is_device;        /* the parts are device memory */
+    const uint32_t *ranks; /* of the process set: global ranks, ascending */
     const struct backend_part *parts;
     const uint64_t *counts; /* reduce-scatter: elements that each rank receives */
     /* The slice of elements to execute; the whole op except all-reduce and broadcast. */
@@ -53,6 +60,9 @@ struct backend_op {
 struct backend_batch {
     struct backend_op **ops;
     size_t n_ops;
+    /* Device memory: all ops are launched, or have failed, and each queue's results are marked:
+     * trainers may issue their waits. Called once before done(), on the loop. NULL: nobody asks. */
+    void (*enqueued)(void *data, struct backend_batch *batch);
     void (*done)(void *data, struct backend_batch *batch);
     void *data;
     struct backend_batch *next; /* the backend's */
