@@ -34,6 +34,7 @@ struct backend_part {
     const uint64_t *counts;      /* all-to-all: elements for each rank of the set */
     struct queue *queue;         /* of device memory on this node: orders it; else NULL */
     uint64_t ticket;             /* of the queue */
+    uint32_t ticket_ops;         /* ops of that ticket, at least 1 */
 };
 
 struct backend_op {
