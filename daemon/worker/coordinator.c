@@ -79,6 +79,13 @@ void coordinator_flush(struct coordinator *c)
             conn_flush(c->nodes[i].conn);
 }
 
+void coordinator_close(struct coordinator *c)
+{
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
+        if (c->nodes[i].conn)
+            conn_close(c->nodes[i].conn, "");
+}
+
 static void push(struct node *node, Pb__Envelope__BodyCase body_case, void *body)
 {
     if (!node->conn)
@@ -211,7 +218,7 @@ static void node_lost(struct node *node, const char *text)
 {
     struct epoch *epoch = node->coordinator->epoch;
     if (!epoch->is_retired && !epoch_node_has_left(epoch, node->index))
-        epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node->index, text);
+        epoch_link_lost(epoch, node->index, text);
 }
 
 /* A message that an honest worker does not send. */

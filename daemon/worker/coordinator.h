@@ -32,4 +32,7 @@ void coordinator_refuse(struct coordinator *coordinator, const struct member *me
 /* Send what has been queued. */
 void coordinator_flush(struct coordinator *coordinator);
 
+/* The epoch is over here. The other nodes notice, whether their daemons say so or not. */
+void coordinator_close(struct coordinator *coordinator);
+
 #endif

@@ -207,29 +207,31 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
 /* ------------------------------------------------------------------ several nodes */
 
 /* The coordinator's daemon knows best why, and tells; ops that the link broke wait for that. */
-static void link_lost(struct epoch *epoch, uint32_t node, const char *text)
+void epoch_link_lost(struct epoch *epoch, uint32_t node, const char *text)
 {
     if (epoch->is_retired || epoch->failure.status)
         return;
-    if (!epoch->lost_link[0]) {
+    bool is_waiting = watch_is_armed(epoch->lost_timer);
+    if (!epoch->lost_link[0] || !is_waiting) {
         snprintf(epoch->lost_link, sizeof epoch->lost_link, "node %s lost node %s: %.150s",
                  epoch->setup->node, epoch->layout->nodes[node].name, text);
         epoch->lost_node = node;
-        watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
     }
+    if (!is_waiting)
+        watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
     epoch->setup->on_link_lost(epoch->setup->data, epoch->number, node, text);
 }
 
 static void on_mesh_lost(void *data, uint32_t node, const char *text)
 {
-    link_lost(data, node, text);
+    epoch_link_lost(data, node, text);
 }
 
 static void on_net_lost(void *data, uint32_t node, const char *text)
 {
     struct epoch *epoch = data;
     if (!epoch->coordinator || !epoch_node_has_left(epoch, node))
-        link_lost(epoch, node, text);
+        epoch_link_lost(epoch, node, text);
 }
 
 static struct link *take_link(struct epoch *epoch, uint32_t node, uint32_t stream)
@@ -285,7 +287,7 @@ static void on_mesh_up(void *data)
 {
     struct epoch *epoch = data;
     if (!open_net(epoch) || !open_negotiation(epoch)) {
-        link_lost(epoch, epoch->layout->node_rank, "no memory for the links between nodes");
+        epoch_link_lost(epoch, epoch->layout->node_rank, "no memory for the links between nodes");
         return;
     }
     exec_set_backend(epoch->exec, &backend_net, epoch->net, epoch->layout->node_of);
@@ -376,7 +378,8 @@ static void await_cause(struct epoch *epoch)
     if (epoch->awaits_cause || epoch->failure.status || !exec_has_broken(epoch->exec))
         return;
     epoch->awaits_cause = true;
-    watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
+    if (!watch_is_armed(epoch->lost_timer))
+        watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
 }
 
 void epoch_turn(struct epoch *epoch)
@@ -524,6 +527,10 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
     for (uint32_t i = 0; i < epoch->n_members; i++)
         if (epoch->members[i].state == MEMBER_ENDED)
             epoch->members[i].state = MEMBER_LOST;
+    if (epoch->coordinator)
+        coordinator_close(epoch->coordinator);
+    if (epoch->follower)
+        follower_close(epoch->follower);
     flush_members(epoch);
     announce_failure(epoch);
     check_over(epoch); /* who is left may be on other nodes only */
@@ -586,7 +593,11 @@ static bool needs_lost_node(const struct epoch *epoch)
 {
     if (exec_has_broken(epoch->exec))
         return true;
-    return epoch->lost_link[0] && (!epoch->net || epoch->lost_node == 0);
+    if (!epoch->lost_link[0])
+        return false;
+    /* The coordinator knows who has left, be it a moment after the link was lost. */
+    return epoch->coordinator ? !epoch_node_has_left(epoch, epoch->lost_node)
+                              : !epoch->net || epoch->lost_node == 0;
 }
 
 /* The daemon has said nothing: fail with what can be seen from here. */

@@ -94,6 +94,9 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
 
 /* A data connection from another node; take_fd is owned. */
 void epoch_link_arrived(struct epoch *epoch, uint32_t from_node, uint32_t stream, int take_fd);
+/* Nothing more will come from that node. The daemons find out why, and whether anybody misses it;
+ * without their word the epoch fails after a while. */
+void epoch_link_lost(struct epoch *epoch, uint32_t node, const char *text);
 
 /* Like plan_submit(), wherever the plan is. */
 int epoch_submit(struct epoch *epoch, struct member *member, uint32_t set, const char *name,

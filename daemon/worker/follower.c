@@ -102,6 +102,12 @@ void follower_flush(struct follower *f)
         conn_flush(f->conn);
 }
 
+void follower_close(struct follower *f)
+{
+    if (f->conn)
+        conn_close(f->conn, "");
+}
+
 uint32_t follower_set_ranks(const struct follower *f, uint32_t set, const uint32_t **out_ranks)
 {
     const struct process_set *found = process_sets_find(&f->sets, set);
@@ -408,7 +414,7 @@ static void on_closed(void *owner, struct conn *conn, const char *reason)
     conn_free(conn);
     f->conn = NULL;
     if (!f->epoch->is_retired)
-        f->epoch->setup->on_link_lost(f->epoch->setup->data, f->epoch->number, 0, text);
+        epoch_link_lost(f->epoch, 0, text);
 }
 
 static const struct conn_ops coordinator_conn_ops = {

@@ -30,6 +30,9 @@ int follower_submit(struct follower *follower, const struct member *member, uint
 void follower_rank_left(struct follower *follower, uint32_t rank, const char *text);
 void follower_flush(struct follower *follower);
 
+/* The epoch is over here. The coordinator's worker notices, whether its daemon says so or not. */
+void follower_close(struct follower *follower);
+
 /* Ranks of a set as plan_set_ranks() gives them. */
 uint32_t follower_set_ranks(const struct follower *follower, uint32_t set,
                             const uint32_t **out_ranks);

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever dies, stops or is cut on one of several nodes: every rank hears which, where and why in
-time, no sum is wrong, and the survivors go on in the next epoch.
-
-Run by name (`pytest tests/integration/nodes_failure.py`), not by tests/run: the cases in which the
-coordinator's daemon is killed or stopped fail, as the ranks on its own node are told nothing.
-"""
+time, no sum is wrong, and the survivors go on in the next epoch."""
 
 from __future__ import annotations
 
