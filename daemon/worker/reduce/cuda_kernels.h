@@ -4,8 +4,7 @@
  * unpack small tensors, and count what is not finite.
  *
  * The results are those of reduce.h, bit for bit (NaN for NaN): the order of the inputs, float32
- * for half types, the factors and the rounding are the same. Only when more than CUDA_REDUCE_MAX
- * inputs are reduced in several launches, half types are rounded in between.
+ * for half types, the factors and the rounding are the same.
  *
  * The kernels are compiled by nvcc into an image within the worker (sm_80, sm_90, sm_100, sm_120,
  * and PTX for what is newer), loaded by the driver. Without nvcc at build time there is none:
@@ -51,8 +50,8 @@ CUresult cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_table
                            CUmodule module, CUdevice device);
 
 /*
- * Reduce n elements: r->in and r->out are device addresses. More inputs or outputs than one launch
- * takes are handled with several. CUDA_ERROR_INVALID_VALUE: a type or operator that has no kernel.
+ * Reduce n elements: r->in and r->out are device addresses. CUDA_ERROR_INVALID_VALUE: a type or
+ * operator that has no kernel, or more than CUDA_REDUCE_MAX inputs or outputs.
  */
 struct reduction;
 CUresult cuda_kernels_reduce(const struct cuda_kernels *kernels, CUstream stream,

@@ -17,7 +17,7 @@
 
 enum {
     CUDA_KERNELS_THREADS = 512,
-    CUDA_REDUCE_MAX = 16,    /* inputs, and outputs, of one launch */
+    CUDA_REDUCE_MAX = 64,    /* inputs, and outputs, of one launch */
     CUDA_COPY_SEGMENTS = 128 /* of one launch: the parameters of a kernel are 4 KiB at most */
 };
 
