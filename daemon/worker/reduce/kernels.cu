@@ -39,6 +39,32 @@ template <typename A> __device__ __forceinline__ A smaller(A a, A b)
     return a < b || a != a ? a : b;
 }
 
+#ifdef __CUDACC__ /* else the test that runs this source on the CPU has them */
+__device__ __forceinline__ float float_of_f16(u16 h)
+{
+    float f;
+
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+__device__ __forceinline__ u16 f16_of_float(float f)
+{
+    u16 h;
+
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+__device__ __forceinline__ u16 bf16_of_float(float f)
+{
+    u16 h;
+
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+#endif
+
 /* What float32 and the half types share: they are combined in float32. */
 struct in_float {
     typedef float accumulator;
@@ -80,17 +106,11 @@ struct f16 : in_float {
     typedef u16 stored;
     static __device__ __forceinline__ float get(u16 h)
     {
-        float f;
-
-        asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-        return f;
+        return float_of_f16(h);
     }
     static __device__ __forceinline__ u16 put(float f)
     {
-        u16 h;
-
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-        return h;
+        return f16_of_float(f);
     }
 };
 
@@ -102,10 +122,7 @@ struct bf16 : in_float {
     }
     static __device__ __forceinline__ u16 put(float f)
     {
-        u16 h;
-
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
-        return h;
+        return bf16_of_float(f);
     }
 };
 
