@@ -1,163 +1,132 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stands for gradd's kernels on the CPU: the same names and parameters (cuda_params.h), the
- * arithmetic of the scalar reference. A launch that would leave work undone on a device does so
- * here as well (no block, no thread, too few rows); memory that is not mapped is a fault.
+ * The CPU's twins of the kernels in daemon/worker/reduce/kernels.cu, by name (cuda_params.h). They
+ * read and write device memory through its view; an address that is not mapped is a fault of the
+ * context, as on a device.
  */
-#include <stdio.h>
+#include <stdatomic.h>
 #include <string.h>
 
-#include "daemon/worker/reduce/cuda_params.h"
-#include "daemon/worker/reduce/reduce.h"
+#include <gradd/types.h>
 
+#include "cuda_params.h"
 #include "fake.h"
+#include "reduce.h"
+
+static void *view(unsigned long long address, size_t bytes)
+{
+    void *p = fake_cuda_view((void *)(uintptr_t)address, bytes);
+    if (p == NULL) {
+        fake_warn("a kernel touches %zu bytes at %#llx, which are not mapped", bytes, address);
+        fake_stream_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    return p;
+}
 
 static size_t element_bytes(enum gradd_dtype dtype)
 {
     switch (dtype) {
-    case GRADD_I8:
     case GRADD_U8:
+    case GRADD_I8:
         return 1;
     case GRADD_F16:
     case GRADD_BF16:
         return 2;
-    case GRADD_I32:
-    case GRADD_F32:
-        return 4;
     case GRADD_I64:
     case GRADD_F64:
-        break;
+        return 8;
+    default:
+        return 4;
     }
-    return 8;
 }
 
-/* Where the CPU finds n elements; NULL: the context has failed, as after an illegal access. */
-static void *view(unsigned long long address, unsigned long long bytes, unsigned alignment)
-{
-    void *found = NULL;
-
-    if (address % alignment == 0)
-        found = fake_cuda_view((const void *)(uintptr_t)address, bytes); /* NOLINT */
-    if (found == NULL)
-        fake_stream_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
-    return found;
-}
-
-static bool has_threads(const struct fake_launch *launch)
-{
-    return launch->grid[0] > 0 && launch->block[0] > 0 && launch->block[0] % 32 == 0 &&
-           launch->block[0] <= CUDA_KERNELS_THREADS;
-}
-
-static void reduce(const struct fake_launch *launch, const void *parameter, enum gradd_dtype dtype,
-                   enum gradd_redop redop)
+static void reduce(const void *parameter, enum gradd_dtype dtype, enum gradd_redop redop)
 {
     const struct cuda_reduce_params *p = parameter;
-    const unsigned bytes = (unsigned)element_bytes(dtype);
     const void *in[CUDA_REDUCE_MAX];
     void *out[CUDA_REDUCE_MAX];
-    const struct reduction r = {
-        .dtype = dtype,
-        .redop = redop == GRADD_SUM && p->divisor != 0 ? GRADD_AVG : redop,
-        .n_in = p->n_in,
-        .n_out = p->n_out,
-        .in = in,
-        .out = out,
-        .n_zero = p->n_zero,
-        .divisor = p->divisor,
-        .prescale = p->prescale,
-        .postscale = p->postscale,
-    };
-
-    if (!has_threads(launch) || p->n == 0)
-        return;
-    if (p->n_in < 1 || p->n_in > CUDA_REDUCE_MAX || p->n_out < 1 || p->n_out > CUDA_REDUCE_MAX)
-        fake_die("a reduction of %u inputs and %u outputs, at most %d", p->n_in, p->n_out,
-                 CUDA_REDUCE_MAX);
+    size_t bytes = p->n * element_bytes(dtype);
+    if (p->n_in == 0 || p->n_in > CUDA_REDUCE_MAX || p->n_out == 0 || p->n_out > CUDA_REDUCE_MAX)
+        fake_die("a reduction of %u inputs and %u outputs", p->n_in, p->n_out);
     for (unsigned i = 0; i < p->n_in; i++)
-        if ((in[i] = view(p->in[i], p->n * bytes, bytes)) == NULL)
+        if ((in[i] = view(p->in[i], bytes)) == NULL)
             return;
-    for (unsigned o = 0; o < p->n_out; o++)
-        if ((out[o] = view(p->out[o], p->n * bytes, bytes)) == NULL)
+    for (unsigned i = 0; i < p->n_out; i++)
+        if ((out[i] = view(p->out[i], bytes)) == NULL)
             return;
-    reduce_run_scalar(&r, 0, p->n);
+    struct reduction reduction = {.dtype = dtype,
+                                  .redop = p->divisor != 0 ? GRADD_AVG : redop,
+                                  .n_in = p->n_in,
+                                  .n_out = p->n_out,
+                                  .in = in,
+                                  .out = out,
+                                  .n_zero = p->n_zero,
+                                  .divisor = p->divisor,
+                                  .prescale = p->prescale,
+                                  .postscale = p->postscale};
+    reduce_run(&reduction, 0, p->n);
 }
 
 static void copy(const struct fake_launch *launch, const void *parameter)
 {
     const struct cuda_copy_params *p = parameter;
-
-    if (!has_threads(launch))
-        return;
     if (launch->grid[1] > CUDA_COPY_SEGMENTS)
-        fake_die("a copy of %u segments, at most %d", launch->grid[1], CUDA_COPY_SEGMENTS);
+        fake_die("a copy of %u segments", launch->grid[1]);
     for (unsigned i = 0; i < launch->grid[1]; i++) {
-        const struct cuda_copy_segment *s = &p->segments[i];
-        const void *from;
-        void *to;
-
-        if (s->bytes == 0)
+        const struct cuda_copy_segment *segment = &p->segments[i];
+        if (segment->bytes == 0)
             continue;
-        from = view(s->from, s->bytes, 1);
-        to = view(s->to, s->bytes, 1);
-        if (from == NULL || to == NULL)
+        void *to = view(segment->to, segment->bytes);
+        const void *from = view(segment->from, segment->bytes);
+        if (to == NULL || from == NULL)
             return;
-        memcpy(to, from, s->bytes);
+        memmove(to, from, segment->bytes);
     }
 }
 
-static void nonfinite(const struct fake_launch *launch, const void *parameter,
-                      enum gradd_dtype dtype)
+static void nonfinite(const void *parameter, enum gradd_dtype dtype)
 {
     const struct cuda_nonfinite_params *p = parameter;
-    const unsigned bytes = (unsigned)element_bytes(dtype);
-    const void *in;
-    uint64_t *count;
-
-    if (!has_threads(launch))
-        return;
-    in = view(p->in, p->n * bytes, bytes);
-    count = view(p->count, sizeof(*count), sizeof(*count));
+    const void *in = view(p->in, p->n * element_bytes(dtype));
+    _Atomic uint64_t *count = view(p->count, sizeof *count);
     if (in != NULL && count != NULL)
-        __atomic_fetch_add(count, reduce_count_nonfinite(dtype, in, p->n), __ATOMIC_RELAXED);
+        atomic_fetch_add(count, reduce_count_nonfinite(dtype, in, p->n));
 }
 
-/* clang-format off */
-#define TYPES(X) X(i8, I8) X(u8, U8) X(i32, I32) X(i64, I64) X(f16, F16) X(f32, F32) X(f64, F64) \
-    X(bf16, BF16)
-#define FLOATS(X) X(f16, F16) X(f32, F32) X(f64, F64) X(bf16, BF16)
-#define OPS(X, type, TYPE) X(type, TYPE, sum, SUM) X(type, TYPE, prod, PROD) X(type, TYPE, max, MAX) \
-    X(type, TYPE, min, MIN)
-/* clang-format on */
+#define FOR_TYPES(X)  X(i8, I8) X(u8, U8) X(i32, I32) X(i64, I64) FOR_FLOATS(X)
+#define FOR_FLOATS(X) X(f16, F16) X(f32, F32) X(f64, F64) X(bf16, BF16)
+#define FOR_OPS(X, type, dtype)                                                                    \
+    X(type, dtype, sum, SUM)                                                                       \
+    X(type, dtype, prod, PROD) X(type, dtype, max, MAX) X(type, dtype, min, MIN)
 
-#define REDUCE(type, TYPE, op, OP)                                                                 \
+#define REDUCE(type, dtype, op, redop)                                                             \
     static void reduce_##type##_##op(const struct fake_launch *launch, const void *parameter)      \
     {                                                                                              \
-        reduce(launch, parameter, GRADD_##TYPE, GRADD_##OP);                                       \
+        reduce(parameter, GRADD_##dtype, GRADD_##redop);                                           \
     }
-#define REDUCE_TYPE(type, TYPE) OPS(REDUCE, type, TYPE)
-TYPES(REDUCE_TYPE)
+#define REDUCES(type, dtype) FOR_OPS(REDUCE, type, dtype)
+FOR_TYPES(REDUCES)
 
-#define NONFINITE(type, TYPE)                                                                      \
+#define NONFINITE(type, dtype)                                                                     \
     static void nonfinite_##type(const struct fake_launch *launch, const void *parameter)          \
     {                                                                                              \
-        nonfinite(launch, parameter, GRADD_##TYPE);                                                \
+        nonfinite(parameter, GRADD_##dtype);                                                       \
     }
-FLOATS(NONFINITE)
+FOR_FLOATS(NONFINITE)
 
 static const struct fake_kernel kernels[] = {
-#define REDUCE_ROW(type, TYPE, op, OP)                                                             \
+#define REDUCE_ROW(type, dtype, op, redop)                                                         \
     {"gradd_reduce_" #type "_" #op, sizeof(struct cuda_reduce_params), reduce_##type##_##op},
-#define REDUCE_TYPE_ROWS(type, TYPE) OPS(REDUCE_ROW, type, TYPE)
-    TYPES(REDUCE_TYPE_ROWS)
-#define NONFINITE_ROW(type, TYPE)                                                                  \
+#define REDUCE_ROWS(type, dtype) FOR_OPS(REDUCE_ROW, type, dtype)
+    FOR_TYPES(REDUCE_ROWS)
+#define NONFINITE_ROW(type, dtype)                                                                 \
     {"gradd_nonfinite_" #type, sizeof(struct cuda_nonfinite_params), nonfinite_##type},
-        FLOATS(NONFINITE_ROW){"gradd_copy", sizeof(struct cuda_copy_params), copy},
+        FOR_FLOATS(NONFINITE_ROW){"gradd_copy", sizeof(struct cuda_copy_params), copy},
 };
 
 const struct fake_kernel *fake_kernel_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (strcmp(kernels[i].name, name) == 0)
             return &kernels[i];
     return NULL;

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the fake implements beyond the part of the driver's interface that gradd itself uses
+ * (proto/cuda_abi.h). Values of the CUDA Driver API reference 13.0, under names of our own, so that
+ * the product's header may grow; tests/unit/fakes compares them with <cuda.h> where it is.
+ */
+#ifndef GRADD_FAKE_ABI_H
+#define GRADD_FAKE_ABI_H
+
+#include "proto/cuda_abi.h"
+
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUgraph_st *CUgraph;
+
+enum {
+    FAKE_ERROR_DEVICE_UNAVAILABLE = 46,
+    FAKE_ERROR_INVALID_IMAGE = 200,
+    FAKE_ERROR_UNKNOWN = 999,
+    FAKE_ERROR_CAPTURE_INVALIDATED = 901,
+    FAKE_ERROR_CAPTURE_UNMATCHED = 903,
+    FAKE_ERROR_CAPTURE_ISOLATION = 905,
+
+    FAKE_CAPTURE_STATUS_INVALIDATED = 2,
+
+    FAKE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
+    FAKE_ATTRIBUTE_WARP_SIZE = 10,
+    FAKE_ATTRIBUTE_CAN_MAP_HOST_MEMORY = 19,
+    FAKE_ATTRIBUTE_PCI_BUS_ID = 33,
+    FAKE_ATTRIBUTE_PCI_DEVICE_ID = 34,
+    FAKE_ATTRIBUTE_ASYNC_ENGINE_COUNT = 40,
+    FAKE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
+    FAKE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
+    FAKE_ATTRIBUTE_MANAGED_MEMORY = 83,
+    FAKE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
+    FAKE_ATTRIBUTE_CAN_USE_HOST_POINTER = 91,
+    FAKE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98,
+    FAKE_ATTRIBUTE_HOST_REGISTER_SUPPORTED = 99,
+    FAKE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+    FAKE_ATTRIBUTE_STREAM_WAIT_VALUE_NOR = 123,
+
+    FAKE_POINTER_DEVICE_POINTER = 3,
+    FAKE_POINTER_HOST_POINTER = 4,
+    FAKE_POINTER_SYNC_MEMOPS = 6,
+
+    FAKE_WAIT_EQ = 1,
+    FAKE_WAIT_AND = 2,
+    FAKE_WAIT_NOR = 3,
+    FAKE_WAIT_FLUSH = 1 << 30,
+
+    FAKE_EVENT_BLOCKING_SYNC = 1,
+    FAKE_STREAM_LEGACY = 1,
+    FAKE_STREAM_PER_THREAD = 2,
+};
+
+#endif

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Modules, libraries and launches. The image is not run: a kernel is found by its name among those
+ * that have a twin for the CPU (kernels.c). What is no image at all is refused.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake.h"
+
+struct CUmod_st {
+    int unused;
+};
+/* Function and kernel handles are the table's rows. */
+struct CUfunc_st {
+    struct fake_kernel kernel;
+};
+
+static bool is_image(const void *image)
+{
+    static const unsigned char fatbin[4] = {0x50, 0xed, 0x55, 0xba};
+    return image != NULL && (memcmp(image, fatbin, 4) == 0 || memcmp(image, "\177ELF", 4) == 0 ||
+                             memcmp(image, "//", 2) == 0 || memcmp(image, ".ver", 4) == 0);
+}
+
+static CUresult load(CUmodule *out, const void *image)
+{
+    if (!is_image(image))
+        return FAKE_ERROR_INVALID_IMAGE;
+    CUmodule module = calloc(1, sizeof *module);
+    if (module == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+static CUresult find(CUfunction *out, const char *name)
+{
+    const struct fake_kernel *kernel = fake_kernel_find(name);
+    if (kernel == NULL)
+        return CUDA_ERROR_NOT_FOUND;
+    *out = (CUfunction)(uintptr_t)kernel;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+    ENTER(cuModuleLoadData, NEED_CONTEXT);
+    return load(out, image);
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    ENTER(cuModuleUnload, NEED_CONTEXT);
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+{
+    ENTER(cuModuleGetFunction, NEED_CONTEXT);
+    return module == NULL ? CUDA_ERROR_INVALID_HANDLE : find(out, name);
+}
+
+CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *options, void **values,
+                           unsigned n, int *library_options, void **library_values,
+                           unsigned n_library)
+{
+    ENTER(cuLibraryLoadData, NEED_INIT);
+    CUmodule module;
+    CUresult rc = load(&module, image);
+    if (rc == CUDA_SUCCESS)
+        *out = (CUlibrary)module;
+    return rc;
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    ENTER(cuLibraryUnload, NEED_INIT);
+    free(library);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
+{
+    ENTER(cuLibraryGetKernel, NEED_INIT);
+    CUfunction function;
+    CUresult rc = find(&function, name);
+    if (rc == CUDA_SUCCESS)
+        *out = (CUkernel)function;
+    return rc;
+}
+
+CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
+{
+    ENTER(cuKernelGetFunction, NEED_CONTEXT);
+    *out = (CUfunction)kernel;
+    return CUDA_SUCCESS;
+}
+
+struct call {
+    const struct fake_kernel *kernel;
+    struct fake_launch launch;
+    _Alignas(16) unsigned char parameter[];
+};
+
+static void run(void *data)
+{
+    struct call *call = data;
+    if (!fake_stream_is_faulted())
+        call->kernel->run(&call->launch, call->parameter);
+    free(call);
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream s, void **parameters, void **extra)
+{
+    ENTER(cuLaunchKernel, NEED_CONTEXT);
+    if (f == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t threads = (uint64_t)block_x * block_y * block_z;
+    if ((uint64_t)grid_x * grid_y * grid_z == 0 || threads == 0 || threads > 1024 ||
+        grid_y > 65535 || grid_z > 65535 || extra != NULL || parameters == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct fake_kernel *kernel = &f->kernel;
+    struct call *call = malloc(sizeof *call + kernel->parameter_bytes);
+    if (call == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    call->kernel = kernel;
+    call->launch = (struct fake_launch){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}};
+    /* As the driver does: the values are those at the time of the call. */
+    memcpy(call->parameter, parameters[0], kernel->parameter_bytes);
+    CUresult rc = fake_stream_push_run(s, run, call);
+    if (rc != CUDA_SUCCESS)
+        free(call);
+    return rc;
+}
