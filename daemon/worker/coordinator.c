@@ -173,6 +173,7 @@ static void fill_op(Pb__Execute *message, struct plan_op *op, Pb__ExecutePart *p
     }
 }
 
+    message->is_device = s->is_device;
 void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
 {
     struct batch_memory memory;
@@ -282,6 +283,7 @@ static void submit_one(struct node *node, const Pb__RemoteSubmit *submit)
         .n_dims = submit->n_dims,
         .group = submit->group,
         .group_size = submit->group_size,
+        .is_device = submit->is_device,
     };
     int status = plan_submit(epoch->plan, submit->rank, submit->set, name, &signature, request,
                              clock_now_ns(), &text);

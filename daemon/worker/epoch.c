@@ -134,6 +134,7 @@ struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32
     epoch->size = size;
     epoch->n_local = n_local;
     epoch->layout = take_layout;
+    epoch->device_path = setup->devices && (!take_layout || take_layout->device_path);
     snprintf(epoch->label, sizeof epoch->label, "job %s", setup->job);
     epoch->members = calloc(size, sizeof *epoch->members);
     epoch->stall_timer = watch_timer(setup->loop, on_stall_timer, epoch);
@@ -329,6 +330,13 @@ struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t 
     return NULL;
 }
 
+bool epoch_on_device(struct epoch *epoch, struct member *member, struct cuda_device *device)
+{
+    if (!member->device)
+        member->device = device;
+    return member->device == device;
+}
+
 bool epoch_node_has_left(const struct epoch *epoch, uint32_t node)
 {
     for (uint32_t i = 0; i < epoch->n_members; i++)
@@ -496,6 +504,8 @@ static void announce_failure(struct epoch *epoch)
 /* What waits for a rank, for data or for another node ends now. */
 static void fail_waiting(struct epoch *epoch, int status, const char *text)
 {
+    for (uint32_t i = 0; epoch->device_path && i < epoch->n_members; i++)
+        queue_table_poison(&epoch->members[i].queues);
     if (epoch->plan)
         plan_fail_all(epoch->plan, status, text);
     if (epoch->follower)
@@ -533,7 +543,7 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
         follower_close(epoch->follower);
     flush_members(epoch);
     announce_failure(epoch);
-    check_over(epoch); /* who is left may be on other nodes only */
+    check_over(epoch);    /* who is left may be on other nodes only */
 }
 
 /* The member's connection is over and what it has sent has been taken. */

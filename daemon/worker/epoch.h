@@ -17,8 +17,11 @@
 #include "worker/plan/plan.h"
 
 struct coordinator;
+struct cuda_device_table;
+struct cuda_import_table;
 struct follower;
 struct mesh;
+struct nccl_table;
 
 /* What epochs of one worker share; outlives them. */
 struct epoch_setup {
@@ -27,6 +30,12 @@ struct epoch_setup {
     struct region_quota *quota;
     const struct backend_ops *backend_ops;
     struct backend *backend;
+    /* Device memory: NULL in a worker that takes none. */
+    struct cuda_device_table *devices;
+    struct cuda_import_table *imports;
+    const struct nccl_table *nccl;
+    uint32_t max_ctas;     /* of a communicator; 0: NCCL's choice */
+    int32_t traffic_class; /* of a communicator; -1: NCCL's choice */
     char job[256];
     char node[256];
     uint32_t max_in_flight;
@@ -51,6 +60,7 @@ struct epoch {
     uint32_t n_members;                /* local ones and, on the coordinator, remote ones */
     uint32_t n_remote_left;
     char label[288];   /* how sentences begin: "job train7" */
+    bool device_path;  /* ops on device memory run on the device: every node can */
     struct plan *plan; /* NULL on a node that follows */
     struct exec *exec;
     struct member *members; /* [size]: n_members are used, in order of coming */
@@ -110,6 +120,9 @@ struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t 
 void epoch_on_rank_left(struct epoch *epoch, struct member *member, const char *text);
 /* On the coordinator: all ranks of that node have left in order. */
 bool epoch_node_has_left(const struct epoch *epoch, uint32_t node);
+
+/* The rank's device memory is on this GPU. False: it is on another one already. */
+bool epoch_on_device(struct epoch *epoch, struct member *member, struct cuda_device *device);
 
 /* Run what became ready and send what there is to say. */
 void epoch_turn(struct epoch *epoch);

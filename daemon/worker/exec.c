@@ -46,6 +46,8 @@ struct exec {
     void *data;
     const struct backend_ops *backend_ops;
     struct backend *backend; /* NULL: not yet */
+    const struct backend_ops *device_ops;
+    struct backend *device_backend; /* NULL: none */
     const uint32_t *node_of;
     struct plan_op **batch_ops; /* scratch for on_batch() */
     size_t batch_ops_capacity;
@@ -83,6 +85,13 @@ void exec_set_backend(struct exec *exec, const struct backend_ops *ops, struct b
     exec->backend_ops = ops;
     exec->backend = backend;
     exec->node_of = node_of;
+}
+
+void exec_set_device_backend(struct exec *exec, const struct backend_ops *ops,
+                             struct backend *backend)
+{
+    exec->device_ops = ops;
+    exec->device_backend = backend;
 }
 
 void exec_free(struct exec *exec)
@@ -219,6 +228,8 @@ static void end_run(struct exec *exec, struct run *run, int status, const char *
     if (status == GRADD_OK) {
         exec->stats.ops++;
         exec->stats.bytes += op->signature.count * dtype_bytes(op->signature.dtype);
+        exec->stats.device_ops += run->op.is_device;
+        exec->stats.staged_ops += op->signature.is_device && !run->op.is_device;
         mean_add(&exec->stats.wait_us, (double)(op->ready_ns - op->first_ns) / 1e3);
         mean_add(&exec->stats.run_us, (double)(clock_now_ns() - op->ready_ns) / 1e3);
         tell_success(run);
@@ -365,11 +376,44 @@ static void fill_run_parts(struct exec *exec, struct run *run, struct plan_op *o
         atomic_store_explicit(&run->nonfinite[i], 0, memory_order_relaxed);
 }
 
+/* Ops on device memory have it on every rank: the plan sees to it, but cannot know who lies. */
+static const char *check_memory(const struct exec *exec, const struct plan_op *op)
+{
+    if (!op->signature.is_device)
+        return NULL;
+    uint32_t n_device = 0, n_host = 0;
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        const struct request *request = op->parts[i].request;
+        if (!request || request->member->is_remote)
+            continue;
+        *(request->part.queue ? &n_device : &n_host) += 1;
+    }
+    if (n_device > 0 && !exec->device_backend)
+        return "is on device memory, and the worker has no backend for it";
+    return n_device > 0 && n_host > 0
+               ? "is on device memory on some ranks, and on host memory on others"
+               : NULL;
+}
+
+/* Why the op cannot run, or NULL. */
+static const char *check_op(const struct exec *exec, const struct plan_op *op, char *text,
+                            size_t bytes)
+{
+    const char *wrong = check_capacity(op, text, bytes);
+    if (wrong)
+        return wrong;
+    wrong = check_memory(exec, op);
+    if (!wrong)
+        return NULL;
+    snprintf(text, bytes, "\"%s\": the op %s", op->name, wrong);
+    return text;
+}
+
 static void open_run(struct exec *exec, struct plan_op *op)
 {
     char text[400];
     take_counts(op);
-    const char *wrong = check_capacity(op, text, sizeof text);
+    const char *wrong = check_op(exec, op, text, sizeof text);
     struct run *run = wrong ? NULL : run_new(exec, op->n_ranks);
     if (!run) {
         tell_parts(op, wrong ? GRADD_ERR_INVALID : GRADD_ERR_NO_MEMORY,
@@ -389,6 +433,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
         .n_ranks = op->n_ranks,
         .root = s->kind == GRADD_BROADCAST ? index_of_rank(op, s->root) : 0,
         .n_joined = op->n_joined,
+        .is_device = s->is_device && exec->device_backend,
         .parts = run->parts,
         .counts = s->counts,
     };
@@ -398,6 +443,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
 
 /* ------------------------------------------------------------------ batches */
 
+static void on_batch_enqueued(void *data, struct backend_batch *base);
 static void on_batch_done(void *data, struct backend_batch *base);
 
 static struct batch *batch_new(struct exec *exec, size_t n_ops)
@@ -422,50 +468,110 @@ static struct batch *batch_new(struct exec *exec, size_t n_ops)
     }
     batch->exec = exec;
     batch->base.n_ops = 0;
+    batch->base.enqueued = NULL;
     batch->base.done = on_batch_done;
     batch->base.data = exec;
     return batch;
 }
 
-/* Tell who wants to know what runs as one batch. */
-static void announce_batch(struct exec *exec, const struct backend_batch *batch)
+/* Tell who wants to know what starts now, as one batch on every node. False: no memory. */
+static bool announce(struct exec *exec)
 {
     if (!exec->ops->on_batch)
-        return;
-    if (exec->batch_ops_capacity < batch->n_ops) {
-        struct plan_op **ops = realloc(exec->batch_ops, batch->n_ops * sizeof(*ops));
+        return true;
+    if (exec->batch_ops_capacity < exec->n_startable) {
+        struct plan_op **ops = realloc(exec->batch_ops, exec->n_startable * sizeof(*ops));
         if (!ops)
-            return; /* the epoch will fail for want of memory elsewhere */
+            return false;
         exec->batch_ops = ops;
-        exec->batch_ops_capacity = batch->n_ops;
+        exec->batch_ops_capacity = exec->n_startable;
     }
-    for (size_t i = 0; i < batch->n_ops; i++)
-        exec->batch_ops[i] = ((struct run *)batch->ops[i])->plan_op;
-    exec->ops->on_batch(exec->data, exec->batch_ops, batch->n_ops);
+    size_t n = 0;
+    struct run *run;
+    TAILQ_FOREACH(run, &exec->startable, link)
+    exec->batch_ops[n++] = run->plan_op;
+    exec->ops->on_batch(exec->data, exec->batch_ops, n);
+    return true;
 }
 
-static void start_batch(struct exec *exec)
+static size_t count_device_runs(const struct exec *exec)
 {
-    struct batch *batch = batch_new(exec, exec->n_startable);
+    size_t n = 0;
+    const struct run *run;
+    if (!exec->device_backend)
+        return 0;
+    TAILQ_FOREACH(run, &exec->startable, link)
+    n += run->op.is_device;
+    return n;
+}
+
+static void fail_startable(struct exec *exec)
+{
     struct run *run;
     while ((run = TAILQ_FIRST(&exec->startable))) {
         TAILQ_REMOVE(&exec->startable, run, link);
         exec->n_startable--;
-        if (!batch) {
-            end_run(exec, run, GRADD_ERR_NO_MEMORY, "the worker has no memory for a batch");
-            continue;
-        }
+        end_run(exec, run, GRADD_ERR_NO_MEMORY, "the worker has no memory for a batch");
+    }
+}
+
+static void fill_batches(struct exec *exec, struct batch *host, struct batch *device)
+{
+    struct run *run;
+    while ((run = TAILQ_FIRST(&exec->startable))) {
+        struct batch *batch = run->op.is_device ? device : host;
+        TAILQ_REMOVE(&exec->startable, run, link);
+        exec->n_startable--;
         run->op.begin = run->done;
         run->op.end = is_sliced(run->plan_op) ? ready_of(run->plan_op) : 0;
         run->state = RUN_RUNNING;
         exec->n_running++;
         batch->base.ops[batch->base.n_ops++] = &run->op;
     }
-    if (!batch)
+}
+
+static void batch_put_back(struct exec *exec, struct batch *batch)
+{
+    if (batch)
+        SLIST_INSERT_HEAD(&exec->spare_batches, batch, link);
+}
+
+static void start_batch(struct exec *exec)
+{
+    const size_t n_device = count_device_runs(exec), n_host = exec->n_startable - n_device;
+    struct batch *host = n_host > 0 ? batch_new(exec, n_host) : NULL;
+    struct batch *device = n_device > 0 ? batch_new(exec, n_device) : NULL;
+    if ((n_host > 0 && !host) || (n_device > 0 && !device) || !announce(exec)) {
+        batch_put_back(exec, host);
+        batch_put_back(exec, device);
+        fail_startable(exec);
         return;
+    }
     exec->stats.batches++;
-    announce_batch(exec, &batch->base);
-    exec->backend_ops->run(exec->backend, &batch->base);
+    fill_batches(exec, host, device);
+    if (device) {
+        device->base.enqueued = on_batch_enqueued;
+        exec->device_ops->run(exec->device_backend, &device->base);
+    }
+    if (host)
+        exec->backend_ops->run(exec->backend, &host->base);
+}
+
+static void on_batch_enqueued(void *data, struct backend_batch *base)
+{
+    struct exec *exec = data;
+    for (size_t i = 0; i < base->n_ops; i++) {
+        const struct plan_op *op = ((struct run *)base->ops[i])->plan_op;
+        if (base->ops[i]->status != GRADD_OK)
+            continue;
+        for (uint32_t part = 0; part < op->n_ranks; part++) {
+            struct request *request = op->parts[part].request;
+            if (request && request->part.queue)
+                member_enqueued(request);
+        }
+    }
+    if (!exec->is_turning)
+        exec->ops->on_flush(exec->data);
 }
 
 static void on_slice_done(struct exec *exec, struct run *run)

@@ -16,7 +16,8 @@ struct exec;
 
 struct exec_stats {
     uint64_t ops, bytes, batches;
-    double wait_us, run_us; /* means over recent ops */
+    uint64_t device_ops, staged_ops; /* of those: on device memory, and copied through ours */
+    double wait_us, run_us;          /* means over recent ops */
 };
 
 /* Where ops come from and go back to: a plan, or what a coordinator has sent. */
@@ -40,6 +41,12 @@ struct exec *exec_new(const struct exec_source *source, const struct exec_ops *o
 /* Until then nothing runs. node_of, by rank, NULL: all ranks are here. Both are borrowed. */
 void exec_set_backend(struct exec *exec, const struct backend_ops *ops, struct backend *backend,
                       const uint32_t *node_of);
+/*
+ * The backend of ops on device memory; without one they fail. Such ops and others that start
+ * together run as a batch each: ops on devices before those on the host.
+ */
+void exec_set_device_backend(struct exec *exec, const struct backend_ops *ops,
+                             struct backend *backend);
 /* Nothing may be running. NULL-safe. */
 void exec_free(struct exec *exec);
 

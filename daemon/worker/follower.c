@@ -183,6 +183,7 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
     submit.group = (char *)s->group;
     submit.group_size = s->group_size;
     Pb__RemoteSubmitBatch batch = PB__REMOTE_SUBMIT_BATCH__INIT;
+    submit.is_device = s->is_device;
     batch.submits = &pointer;
     batch.n_submits = 1;
     push(f, PB__ENVELOPE__BODY_REMOTE_SUBMIT_BATCH, &batch);
@@ -289,6 +290,7 @@ static struct follower_op *op_new(struct follower *f, const Pb__Execute *message
                 .counts = op->counts,
                 .n_counts = message->n_counts,
                 .group = "",
+                .is_device = message->is_device,
             },
         .status = GRADD_OK,
         .text = "",

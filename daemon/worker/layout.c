@@ -33,6 +33,7 @@ struct layout *layout_new(const Pb__Layout *m)
     layout->size = m->size;
     layout->ring_streams = m->ring_streams;
     layout->encrypt_data = m->encrypt_data;
+    layout->device_path = m->device_path;
     layout->wire = (int)m->wire;
     memcpy(layout->link_id, m->link_id.data, sizeof layout->link_id);
     memcpy(layout->secret, m->secret.data, sizeof layout->secret);

@@ -24,7 +24,8 @@ struct layout {
     uint8_t link_id[16], secret[32];
     uint32_t ring_streams;
     bool encrypt_data;
-    int wire; /* a gradd_dtype, or 0: float32 travels as it is */
+    bool device_path; /* every node takes device memory */
+    int wire;         /* a gradd_dtype, or 0: float32 travels as it is */
 };
 
 /* NULL: the message makes no sense, or no memory. */

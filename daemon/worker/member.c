@@ -2,6 +2,7 @@
 #include "worker/member.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,10 @@ int member_init(struct member *member, struct epoch *epoch, uint32_t rank, int t
     SLIST_INIT(&member->spare);
     SLIST_INIT(&member->all);
     region_table_init(&member->regions, epoch->setup->chores, epoch->setup->quota);
+    if (epoch->device_path)
+        member->regions.imports = epoch->setup->imports;
+    queue_table_init(&member->queues, epoch->setup->chores,
+                     epoch->device_path ? epoch->setup->devices : NULL);
     member->conn = conn_new(epoch->setup->loop, take_fd, QUEUE_BYTES, &member_conn_ops, member);
     if (!member->conn)
         return -ENOMEM;
@@ -62,7 +67,8 @@ void member_disconnect(struct member *member, enum member_state state)
         return;
     conn_free(member->conn);
     member->conn = NULL;
-    member->n_done = 0;
+    member->n_done = member->n_enqueued = 0;
+    queue_table_deinit(&member->queues);
     region_table_deinit(&member->regions);
 }
 
@@ -70,7 +76,10 @@ static void request_unpin(struct request *request)
 {
     region_unpin(request->in_region);
     region_unpin(request->out_region);
-    request->in_region = request->out_region = NULL;
+    region_unpin(request->signal_region);
+    queue_unpin(request->part.queue);
+    request->in_region = request->out_region = request->signal_region = NULL;
+    request->part.queue = NULL;
 }
 
 void member_deinit(struct member *member)
@@ -165,7 +174,7 @@ static void push(struct member *member, Pb__Envelope__BodyCase body_case, void *
 
 static void push_done(struct member *member)
 {
-    if (member->n_done == 0)
+    if (member->n_done == 0 && member->n_enqueued == 0)
         return;
     Pb__Completion completions[MEMBER_DONE_MAX];
     Pb__Completion *pointers[MEMBER_DONE_MAX];
@@ -178,7 +187,9 @@ static void push_done(struct member *member)
     batch.epoch = member->epoch->number;
     batch.completions = pointers;
     batch.n_completions = member->n_done;
-    member->n_done = 0;
+    batch.enqueued = member->enqueued_ids;
+    batch.n_enqueued = member->n_enqueued;
+    member->n_done = member->n_enqueued = 0;
     push(member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
 }
 
@@ -205,13 +216,36 @@ static void push_completion(struct member *member, uint64_t id, int status, cons
     push(member, PB__ENVELOPE__BODY_COMPLETION_BATCH, &batch);
 }
 
+void member_enqueued(struct request *request)
+{
+    struct member *member = request->member;
+    request->is_enqueued = true;
+    if (member->n_enqueued == MEMBER_DONE_MAX)
+        push_done(member);
+    member->enqueued_ids[member->n_enqueued++] = request->id;
+}
+
+/* Streams that wait for this op's end go on, however it ended. */
+static void release_streams(struct request *request)
+{
+    struct backend_part *part = &request->part;
+    if (part->queue && !request->is_enqueued)
+        queue_skip(part->queue, part->ticket, 1, part->ticket_ops);
+    if (request->signal)
+        atomic_store_explicit(request->signal, request->signal_value, memory_order_release);
+}
+
 void member_complete(struct request *request, int status, const char *text,
                      const struct request_result *result)
 {
     struct member *member = request->member;
+    if (request->part.queue || request->signal)
+        release_streams(request);
     if (status == GRADD_OK) {
         member->stats.ops_done++;
         member->stats.bytes += request->bytes;
+        member->stats.ops_device += request->part.queue != NULL;
+        member->stats.ops_staged += request->is_staged;
     } else {
         member->stats.ops_failed++;
     }
@@ -275,9 +309,38 @@ static void on_region_opened(void *data, uint32_t id, int status, const char *te
     member_flush(member);
 }
 
+static void on_register_device(struct member *member, struct wire_frame *frame)
+{
+    const Pb__Register *message = frame->envelope->register_;
+    const bool is_ipc = message->kind == PB__REGION_KIND__CUDA_IPC;
+    const struct region_device device = {
+        .uuid = message->device.data,
+        .handle = is_ipc ? message->handle.data : NULL,
+        .n_chunks = message->chunks,
+    };
+    const char *wrong = NULL;
+    if (!is_ipc && message->kind != PB__REGION_KIND__CUDA_VMM)
+        wrong = "a Register message of an unknown kind";
+    else if (frame->n_fds != 0)
+        wrong = "a Register message for device memory carries no descriptor";
+    else if (message->device.len != CUDA_UUID_BYTES)
+        wrong = "a Register message for device memory names its GPU by 16 bytes";
+    else if (is_ipc && message->handle.len != CUDA_HANDLE_BYTES)
+        wrong = "an IPC handle has 64 bytes";
+    if (wrong)
+        on_region_opened(member, message->region, GRADD_ERR_INVALID, wrong);
+    else
+        region_open_device(&member->regions, message->region, message->bytes, &device,
+                           on_region_opened, member);
+}
+
 static void on_register(struct member *member, struct wire_frame *frame)
 {
     const Pb__Register *message = frame->envelope->register_;
+    if (message->kind != PB__REGION_KIND__MEMFD) {
+        on_register_device(member, frame);
+        return;
+    }
     if (frame->n_fds != 1) {
         on_region_opened(member, message->region, GRADD_ERR_INVALID,
                          "a Register message carries exactly one descriptor");
@@ -288,12 +351,112 @@ static void on_register(struct member *member, struct wire_frame *frame)
     region_open(&member->regions, message->region, fd, message->bytes, on_region_opened, member);
 }
 
+static void on_register_chunks(struct member *member, struct wire_frame *frame)
+{
+    const Pb__RegisterChunks *message = frame->envelope->register_chunks;
+    if (message->n_bytes == frame->n_fds) {
+        region_add_chunks(&member->regions, message->region, frame->fds, message->bytes,
+                          frame->n_fds);
+        return;
+    }
+    conn_push_error(member->conn, -GRADD_ERR_PROTOCOL, "chunks without a descriptor each");
+    conn_close(member->conn, "chunks without a descriptor each");
+}
+
+static void on_region_closed(void *data, uint32_t id)
+{
+    on_region_opened(data, id, GRADD_OK, "");
+}
+
 static void on_unregister(struct member *member, struct wire_frame *frame)
 {
     uint32_t id = frame->envelope->unregister->region;
-    bool was_open = region_close(&member->regions, id);
-    on_region_opened(member, id, was_open ? GRADD_OK : GRADD_ERR_INVALID,
-                     was_open ? "" : "no such region");
+    if (!region_close(&member->regions, id, on_region_closed, member))
+        on_region_opened(member, id, GRADD_ERR_INVALID, "no such region");
+}
+
+/* ------------------------------------------------------------------ queues */
+
+/* Ops are placed by rank, so a rank has one GPU. A queue on another one is closed again. */
+static bool is_on_one_device(struct member *member, uint32_t id)
+{
+    const char *text;
+    struct queue *queue = queue_pin(&member->queues, id, &text);
+    bool is_right = queue && epoch_on_device(member->epoch, member, queue_device(queue));
+    queue_unpin(queue);
+    if (!is_right)
+        queue_close(&member->queues, id);
+    return is_right;
+}
+
+static void on_queue_opened(void *data, uint32_t id, int status, const char *text,
+                            const uint8_t *events, uint32_t slots)
+{
+    struct member *member = data;
+    Pb__QueueReply reply = PB__QUEUE_REPLY__INIT;
+    ProtobufCBinaryData handles[QUEUE_SLOTS_MAX];
+    if (status == GRADD_OK && !is_on_one_device(member, id)) {
+        status = GRADD_ERR_INVALID;
+        text = "all queues of a rank are on one GPU";
+        slots = 0;
+    }
+    for (uint32_t i = 0; i < slots; i++)
+        handles[i] = (ProtobufCBinaryData){CUDA_HANDLE_BYTES,
+                                           (uint8_t *)events + (size_t)i * CUDA_HANDLE_BYTES};
+    reply.queue = id;
+    reply.code = (uint32_t)-status;
+    reply.text = (char *)text;
+    reply.events = handles;
+    reply.n_events = slots;
+    push(member, PB__ENVELOPE__BODY_QUEUE_REPLY, &reply);
+    member_flush(member);
+}
+
+/* The handles one after another, or NULL: not one of 64 bytes per slot. */
+static uint8_t *join_events(const Pb__OpenQueue *message)
+{
+    if (message->n_events != message->slots || message->slots > QUEUE_SLOTS_MAX)
+        return NULL;
+    uint8_t *events = malloc((size_t)message->slots * CUDA_HANDLE_BYTES + 1);
+    for (size_t i = 0; events && i < message->n_events; i++) {
+        if (message->events[i].len != CUDA_HANDLE_BYTES) {
+            free(events);
+            return NULL;
+        }
+        memcpy(events + i * CUDA_HANDLE_BYTES, message->events[i].data, CUDA_HANDLE_BYTES);
+    }
+    return events;
+}
+
+static void on_open_queue(struct member *member, struct wire_frame *frame)
+{
+    const Pb__OpenQueue *message = frame->envelope->open_queue;
+    const bool is_flag = message->order == PB__QUEUE_ORDER__ORDER_FLAG;
+    if (frame->n_fds != (is_flag ? 1u : 0u) || message->device.len != CUDA_UUID_BYTES) {
+        on_queue_opened(member, message->queue, GRADD_ERR_INVALID,
+                        "an OpenQueue message names its GPU by 16 bytes and carries one "
+                        "descriptor for flag order, none for event order",
+                        NULL, 0);
+        return;
+    }
+    uint8_t *events = is_flag ? NULL : join_events(message);
+    const struct queue_request request = {
+        .id = message->queue,
+        .slots = message->slots,
+        .uuid = message->device.data,
+        .order = (int)message->order,
+        .events = events,
+        .take_fd = is_flag ? frame->fds[0] : -1,
+    };
+    if (is_flag)
+        frame->fds[0] = -1;
+    queue_open(&member->queues, &request, on_queue_opened, member);
+    free(events);
+}
+
+static void on_close_queue(struct member *member, struct wire_frame *frame)
+{
+    queue_close(&member->queues, frame->envelope->close_queue->queue); /* or it is closed already */
 }
 
 /* ------------------------------------------------------------------ submit */
@@ -354,15 +517,75 @@ static void buffer_counts(const struct member *member, const Pb__Submit *submit,
     }
 }
 
+/* The word that the trainer's stream waits for. */
+static bool pin_signal(struct request *request, const Pb__Submit *submit, const char **out_text)
+{
+    const Pb__Buffer *signal = submit->signal;
+    if (!signal || signal->region == 0)
+        return true;
+    uint8_t *word = NULL;
+    *out_text = "signals to a place that is no 64-bit word";
+    if (signal->offset % sizeof(uint64_t) == 0)
+        word = region_pin(&request->member->regions, signal->region, signal->offset,
+                          sizeof(uint64_t), &request->signal_region, out_text);
+    if (!word)
+        return false;
+    if (region_device(request->signal_region)) {
+        *out_text = "signals to device memory, which the worker can not write";
+        return false;
+    }
+    request->signal = (_Atomic uint64_t *)(void *)word;
+    request->signal_value = submit->signal_value;
+    return true;
+}
+
+/* What orders the op, before anything can go wrong with it: whoever waits for its end must be
+ * released. */
+static bool pin_order(struct request *request, const Pb__Submit *submit, const char **out_text)
+{
+    const struct member *member = request->member;
+    const bool needs_queue =
+        submit->is_device && member->epoch->device_path && submit->kind <= GRADD_BARRIER;
+    if (submit->queue) {
+        struct queue_table *queues = &request->member->queues;
+        request->part.queue = queue_pin(queues, submit->queue, out_text);
+        if (!request->part.queue)
+            return false;
+        request->part.ticket = submit->ticket;
+        request->part.ticket_ops = submit->group_size ? submit->group_size : 1;
+    } else if (needs_queue) {
+        *out_text = "is on device memory but names no queue";
+        return false;
+    }
+    request->is_staged = submit->is_device && !submit->queue;
+    return pin_signal(request, submit, out_text);
+}
+
+/* Is the memory where the op's queue is? */
+static bool is_right_memory(const struct request *request, const struct region *region,
+                            const char **out_text)
+{
+    if (!region)
+        return true;
+    const struct cuda_device *device = region_device(region);
+    const struct queue *queue = request->part.queue;
+    if (device == (queue ? queue_device(queue) : NULL))
+        return true;
+    *out_text = !queue    ? "is on device memory but names no queue"
+                : !device ? "names a queue but is on host memory"
+                          : "is on another GPU than its queue";
+    return false;
+}
+
 static bool request_pin(struct request *request, const Pb__Submit *submit, const char **out_text)
 {
     struct member *member = request->member;
     /* Between nodes a chunk can not wait for one trainer's copying: data comes whole. */
-    bool may_stream = !member->epoch->layout &&
+    bool may_stream = !member->epoch->layout && !submit->queue &&
                       (submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST);
-    if (member->epoch->layout && submit->ready < submit->count &&
+    if ((member->epoch->layout || submit->queue) && submit->ready < submit->count &&
         (submit->kind == GRADD_ALLREDUCE || submit->kind == GRADD_BROADCAST)) {
-        *out_text = "came before its data, which ranks on several nodes submit whole";
+        *out_text = "came before its data, which ranks on several nodes, and GPUs, submit whole";
         return false;
     }
     uint64_t n_in, n_out, in_bytes, out_bytes, size = dtype_bytes(submit->dtype);
@@ -391,7 +614,9 @@ static bool request_pin(struct request *request, const Pb__Submit *submit, const
     return pin_buffer(member, in, in_bytes, may_stream, &request->part.in, &request->in_region,
                       out_text) &&
            pin_buffer(member, out, out_bytes, may_stream, &request->part.out, &request->out_region,
-                      out_text);
+                      out_text) &&
+           is_right_memory(request, request->in_region, out_text) &&
+           is_right_memory(request, request->out_region, out_text);
 }
 
 static void submit_one(struct member *member, const Pb__Submit *submit)
@@ -405,7 +630,10 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
         return;
     }
     int status = GRADD_OK;
-    if (member->stats.in_flight > epoch->setup->max_in_flight) {
+    bool is_ordered = pin_order(request, submit, &text);
+    if (!is_ordered) {
+        status = GRADD_ERR_INVALID;
+    } else if (member->stats.in_flight > epoch->setup->max_in_flight) {
         status = GRADD_ERR_NO_MEMORY;
         text = "is one more than max_in_flight allows on one rank";
     } else if (!request_copy_counts(request, submit->counts, submit->n_counts)) {
@@ -430,6 +658,7 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
             .n_dims = submit->n_dims <= PLAN_DIMS_MAX ? submit->n_dims : 0,
             .group = submit->group,
             .group_size = submit->group_size,
+            .is_device = submit->kind <= GRADD_BARRIER && (submit->is_device || submit->queue),
         };
         if (request->ready < submit->count) {
             request->is_streamed = true;
@@ -490,7 +719,17 @@ static const struct {
     {PB__ENVELOPE__BODY_REGISTER, on_register},
     {PB__ENVELOPE__BODY_UNREGISTER, on_unregister},
     {PB__ENVELOPE__BODY_LEAVE, on_leave},
+    {PB__ENVELOPE__BODY_REGISTER_CHUNKS, on_register_chunks},
+    {PB__ENVELOPE__BODY_OPEN_QUEUE, on_open_queue},
+    {PB__ENVELOPE__BODY_CLOSE_QUEUE, on_close_queue},
 };
+
+static bool takes_fds(const struct wire_frame *frame)
+{
+    return frame->envelope->body_case == PB__ENVELOPE__BODY_REGISTER ||
+           frame->envelope->body_case == PB__ENVELOPE__BODY_REGISTER_CHUNKS ||
+           frame->envelope->body_case == PB__ENVELOPE__BODY_OPEN_QUEUE;
+}
 
 static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
 {
@@ -498,7 +737,7 @@ static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
     for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++) {
         if (handlers[i].body_case != frame->envelope->body_case)
             continue;
-        if (frame->n_fds > 0 && handlers[i].handle != on_register) {
+        if (frame->n_fds > 0 && !takes_fds(frame)) {
             conn_push_error(conn, -GRADD_ERR_PROTOCOL, "descriptors where none belong");
             conn_close(conn, "descriptors where none belong");
             return;

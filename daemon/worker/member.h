@@ -12,6 +12,7 @@
 
 #include "base/conn.h"
 #include "worker/backend/backend.h"
+#include "worker/buffer/queue.h"
 #include "worker/buffer/region.h"
 #include "worker/plan/signature.h"
 
@@ -33,8 +34,12 @@ struct request {
     uint64_t ready;   /* elements that may be executed */
     bool is_streamed; /* submitted with ready < count: wants Progress, gets Feed */
     bool check_finite;
-    void *run;                             /* exec's, once the op is ready */
-    struct region *in_region, *out_region; /* pinned */
+    void *run;                                             /* exec's, once the op is ready */
+    struct region *in_region, *out_region, *signal_region; /* pinned, as part.queue is */
+    _Atomic uint64_t *signal; /* in signal_region: gets signal_value when the op has ended */
+    uint64_t signal_value;
+    bool is_enqueued; /* device memory: launched, and the trainer may wait for it */
+    bool is_staged;   /* host memory that stands for a device tensor */
     uint64_t bytes;
     uint64_t remote_id; /* on a node that does not coordinate: what the coordinator calls it */
     const char *name;   /* the same: the follower's */
@@ -48,6 +53,7 @@ struct request {
 
 struct member_stats {
     uint64_t ops_done, ops_failed, bytes;
+    uint64_t ops_device, ops_staged; /* of those done: on device memory, and copied through ours */
     uint32_t in_flight;
     double late_mean_us, late_max_us; /* over recent ops: weights halve about every 45 ops */
     char last_tensor[PLAN_NAME_MAX + 1];
@@ -65,10 +71,14 @@ struct member {
     uint32_t node;     /* index of its node in the job */
     struct conn *conn; /* NULL: over, or remote */
     struct region_table regions;
+    struct queue_table queues;
+    struct cuda_device *device; /* that its queues are on; NULL: none yet */
     struct request *streamed;
     SLIST_HEAD(, request) spare, all;
     uint64_t done_ids[MEMBER_DONE_MAX]; /* successes not sent yet */
     size_t n_done;
+    uint64_t enqueued_ids[MEMBER_DONE_MAX]; /* launched ones, not sent yet */
+    size_t n_enqueued;
     struct member_stats stats;
 };
 
@@ -96,6 +106,8 @@ struct request_result {
 /* The request has ended: tell the trainer, release what it held. result may be NULL. */
 void member_complete(struct request *request, int status, const char *text,
                      const struct request_result *result);
+/* The request's op is launched and its queue marked: the trainer's stream may wait for it. */
+void member_enqueued(struct request *request);
 /* Elements below `done` are final. */
 void member_progress(struct request *request, uint64_t done);
 /* Send what has been queued. */

@@ -9,6 +9,8 @@
 #include "base/conn.h"
 #include "base/log.h"
 #include "worker/epoch.h"
+#include "worker/backend/nccl/nccl_table.h"
+#include "worker/buffer/cuda_import.h"
 #include "worker/reduce/reduce.h"
 #include "worker/stats.h"
 
@@ -19,6 +21,7 @@ struct worker {
     struct conn *daemon; /* NULL: gone */
     struct chores *chores;
     struct region_quota quota;
+    struct cuda_import_table imports;
     struct epoch_setup setup;
     struct epoch *epoch;   /* the current one, or NULL */
     struct epoch *retired; /* still running on the backend */
@@ -176,6 +179,25 @@ static uint64_t ms_to_ns(uint32_t milliseconds)
     return (uint64_t)milliseconds * 1000000u;
 }
 
+/* The libraries for device memory. Without them device tensors are staged by the trainers. */
+static bool open_device_path(struct worker *worker, const char **out_text)
+{
+    struct epoch_setup *setup = &worker->setup;
+    const struct cuda_table *cuda = cuda_table_open(CUDA_OPEN_LOAD, out_text);
+    setup->nccl = cuda ? nccl_table_open(out_text) : NULL;
+    if (!setup->nccl)
+        return false;
+    setup->devices = cuda_device_table_new(cuda, worker->chores);
+    if (!setup->devices) {
+        *out_text = "the worker has no memory";
+        return false;
+    }
+    worker->imports.chores = worker->chores;
+    worker->imports.devices = setup->devices;
+    setup->imports = &worker->imports;
+    return true;
+}
+
 static void on_configure(struct worker *worker, struct wire_frame *frame)
 {
     const Pb__Configure *configure = frame->envelope->configure;
@@ -201,7 +223,15 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
             return;
         }
     }
+    setup->max_ctas = configure->max_ctas;
+    setup->traffic_class = configure->traffic_class;
+    const char *device_text = "";
+    if (configure->device_path && !setup->devices && !open_device_path(worker, &device_text))
+        log_warning("worker", "job %s: device memory goes through the host: %s", setup->job,
+                    device_text);
     Pb__Ready ready = PB__READY__INIT;
+    ready.device_path = setup->devices != NULL;
+    ready.device_text = (char *)device_text;
     ready.version = (char *)GRADD_VERSION;
     ready.backend = (char *)setup->backend_ops->name;
     ready.kernels = (char *)reduce_variant();
@@ -295,5 +325,6 @@ void worker_free(struct worker *worker)
         epoch_free(epoch);
     }
     chores_free(worker->chores);
+    cuda_device_table_free(worker->setup.devices);
     free(worker);
 }

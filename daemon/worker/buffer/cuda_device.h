@@ -39,6 +39,7 @@ struct cuda_device {
     _Atomic uint64_t scratch_bytes;
     int status; /* GRADD_OK; GRADD_PENDING while opening; else why not, in text */
     char text[240];
+    int open_status; /* the chores thread's, while opening */
     struct cuda_device_waiter *waiters;
     struct cuda_device *next;
 };
@@ -51,14 +52,18 @@ struct cuda_device_table *cuda_device_table_new(const struct cuda_table *cuda,
 /* No op may be running; every import and queue must be closed. NULL-safe. */
 void cuda_device_table_free(struct cuda_device_table *table);
 
-/* A device that was opened before, or NULL. */
+/* "GPU-..." as nvidia-smi writes it; out_text holds CUDA_UUID_TEXT_BYTES. */
+void cuda_uuid_format(const uint8_t *uuid, char *out_text);
+
+/* A device that is open, or NULL. */
 struct cuda_device *cuda_device_find(struct cuda_device_table *table, const uint8_t *uuid);
 
 typedef void cuda_device_opened_fn(void *data, struct cuda_device *device);
 /*
  * Open it, or join those who wait. `opened` is called on the loop, perhaps before this returns;
  * device->status and text tell how it went, device is NULL when there is no memory. data must live
- * until then, or until cuda_device_forget_waiter().
+ * until then, or until cuda_device_forget_waiter(). A device that is not GRADD_OK is valid only
+ * during the call.
  */
 void cuda_device_open(struct cuda_device_table *table, const uint8_t *uuid,
                       cuda_device_opened_fn *opened, void *data);

@@ -49,6 +49,9 @@ void queue_table_init(struct queue_table *table, struct chores *chores,
  * waits for a trainer that is gone. */
 void queue_table_deinit(struct queue_table *table);
 
+/* The epoch has failed: what waits for a trainer's stream in flag order waits no more. */
+void queue_table_poison(struct queue_table *table);
+
 void queue_open(struct queue_table *table, const struct queue_request *request,
                 queue_opened_fn *opened, void *data);
 /* False: no such queue. */
@@ -64,6 +67,10 @@ struct cuda_device *queue_device(const struct queue *queue);
  */
 CUresult queue_wait_inputs(struct queue *queue, uint64_t ticket);
 /*
+ * Every op of a ticket is counted once, either as launched here, or as skipped:
+ * what was launched and marked when the batch's enqueued() is called has status GRADD_OK then;
+ * all others are skipped by their request's end (member.c), and the backend does not count them.
+ *
  * Submitter thread: what has been launched so far on the device's stream is the result of n_ops ops
  * of this ticket, out of n_ticket_ops. In flag order the word is written with the last of them.
  */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,14 +35,19 @@ struct region {
     struct region_quota *quota;
     struct chores *chores;
     region_opened_fn *opened;
-    void *data;
+    region_closed_fn *closed; /* NULL: nobody asks */
+    void *data;               /* of opened, then of closed */
+    bool is_device;
+    struct cuda_import_user user; /* device memory */
     UT_hash_handle hh;
+    LIST_ENTRY(region) link; /* on table->closing */
 };
 
 void region_table_init(struct region_table *table, struct chores *chores,
                        struct region_quota *quota)
 {
     *table = (struct region_table){.chores = chores, .quota = quota};
+    LIST_INIT(&table->closing);
 }
 
 /* ------------------------------------------------------------------ unmapping */
@@ -59,42 +65,75 @@ static void on_unmapped(struct chore *chore)
     free(region);
 }
 
+/* Device memory is not mapped any more: who wants to free it may do so. */
+static void on_import_closed(struct cuda_import_user *user)
+{
+    struct region *region = (struct region *)((char *)user - offsetof(struct region, user));
+    if (region->closed) {
+        LIST_REMOVE(region, link);
+        region->closed(region->data, region->id);
+    }
+    free(region);
+}
+
 static void unmap_if_unused(struct region *region)
 {
     if (region->state != REGION_CLOSED || region->n_pins > 0)
         return;
+    if (region->is_device) {
+        if (region->user.import)
+            cuda_import_release(&region->user);
+        else
+            on_import_closed(&region->user);
+        return;
+    }
     /* Given back now: the trainer may ask for as much again before the unmapping is done. */
     region->quota->used_bytes -= region->bytes;
     region->chore = (struct chore){.run = run_unmap, .done = on_unmapped};
     chores_add(region->chores, &region->chore);
 }
 
-static void close_region(struct region_table *table, struct region *region)
+static void close_region(struct region_table *table, struct region *region,
+                         region_closed_fn *closed, void *data)
 {
-    bool is_opening = region->state == REGION_OPENING;
+    bool is_mapping = region->state == REGION_OPENING && !region->is_device;
+    uint32_t id = region->id;
     HASH_DEL(table->by_id, region);
-    table->bytes -= region->bytes;
     region->state = REGION_CLOSED;
     region->table = NULL;
     region->opened = NULL;
-    if (!is_opening) /* else on_mapped() goes on from here */
+    if (region->is_device && closed) {
+        region->closed = closed;
+        region->data = data;
+        LIST_INSERT_HEAD(&table->closing, region, link);
+    } else if (!region->is_device) {
+        table->bytes -= region->bytes;
+    }
+    bool is_told_later = region->closed;
+    if (!is_mapping) /* else on_mapped() goes on from here */
         unmap_if_unused(region);
+    if (closed && !is_told_later)
+        closed(data, id);
 }
 
-bool region_close(struct region_table *table, uint32_t id)
+bool region_close(struct region_table *table, uint32_t id, region_closed_fn *closed, void *data)
 {
     struct region *region;
     HASH_FIND(hh, table->by_id, &id, sizeof id, region);
     if (region)
-        close_region(table, region);
+        close_region(table, region, closed, data);
     return region;
 }
 
 void region_table_deinit(struct region_table *table)
 {
     struct region *region, *next;
+    while ((region = LIST_FIRST(&table->closing))) {
+        LIST_REMOVE(region, link);
+        region->closed = NULL;
+    }
     HASH_ITER(hh, table->by_id, region, next)
-    close_region(table, region);
+    close_region(table, region, NULL, NULL);
 }
 
 /* ------------------------------------------------------------------ opening */
@@ -166,7 +205,7 @@ static void on_mapped(struct chore *chore)
     snprintf(text, sizeof text, "region %u: %llu bytes could not be mapped: %s", id,
              (unsigned long long)region->bytes, strerror(region->error));
     opened(data, id, GRADD_ERR_NO_MEMORY, text);
-    close_region(region->table, region);
+    close_region(region->table, region, NULL, NULL);
 }
 
 /* Seals and size, which the kernel then guarantees: without F_SEAL_SHRINK the trainer could
@@ -238,6 +277,85 @@ void region_open(struct region_table *table, uint32_t id, int take_fd, uint64_t 
     chores_add(table->chores, &region->chore);
 }
 
+/* ------------------------------------------------------------------ device memory */
+
+static void on_import_opened(struct cuda_import_user *user, int status, const char *why)
+{
+    struct region *region = (struct region *)((char *)user - offsetof(struct region, user));
+    region_opened_fn *opened = region->opened;
+    void *data = region->data;
+    uint32_t id = region->id;
+    if (status == GRADD_OK) {
+        region->base = (uint8_t *)(uintptr_t)cuda_import_base(user);
+        region->state = REGION_READY;
+        opened(data, id, GRADD_OK, "");
+        return;
+    }
+    char text[320];
+    snprintf(text, sizeof text, "region %u: device memory can not be mapped: %s", id, why);
+    close_region(region->table, region, NULL, NULL);
+    opened(data, id, status, text);
+}
+
+void region_open_device(struct region_table *table, uint32_t id, uint64_t bytes,
+                        const struct region_device *device, region_opened_fn *opened, void *data)
+{
+    char text[240];
+    struct region *region;
+    int status = GRADD_ERR_INVALID;
+    HASH_FIND(hh, table->by_id, &id, sizeof id, region);
+    const char *wrong = id == 0      ? "0 is no region id"
+                        : region     ? "the id is in use"
+                        : bytes == 0 ? "it has no bytes"
+                                     : NULL;
+    if (!wrong && !table->imports) {
+        status = GRADD_ERR_UNSUPPORTED;
+        wrong = "this job's workers take no device memory";
+    }
+    region = wrong ? NULL : calloc(1, sizeof *region);
+    if (!wrong && !region) {
+        status = GRADD_ERR_NO_MEMORY;
+        wrong = strerror(ENOMEM);
+    }
+    if (wrong) {
+        snprintf(text, sizeof text, "region %u: %s", id, wrong);
+        opened(data, id, status, text);
+        return;
+    }
+    *region = (struct region){
+        .id = id,
+        .bytes = bytes,
+        .fd = -1,
+        .table = table,
+        .quota = table->quota,
+        .chores = table->chores,
+        .opened = opened,
+        .data = data,
+        .is_device = true,
+        .user = {.bytes = bytes, .opened = on_import_opened, .closed = on_import_closed},
+    };
+    HASH_ADD(hh, table->by_id, id, sizeof region->id, region);
+    if (device->handle)
+        cuda_import_handle(table->imports, &region->user, device->uuid, device->handle);
+    else
+        cuda_import_chunks(table->imports, &region->user, device->uuid, device->n_chunks);
+}
+
+void region_add_chunks(struct region_table *table, uint32_t id, int *fds, const uint64_t *bytes,
+                       unsigned n)
+{
+    struct region *region;
+    HASH_FIND(hh, table->by_id, &id, sizeof id, region);
+    if (region && region->user.import) {
+        cuda_import_add_chunks(&region->user, fds, bytes, n);
+        return;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        close(fds[i]);
+        fds[i] = -1;
+    }
+}
+
 /* ------------------------------------------------------------------ use */
 
 uint8_t *region_pin(struct region_table *table, uint32_t id, uint64_t offset, uint64_t bytes,
@@ -265,4 +383,9 @@ void region_unpin(struct region *region)
         return;
     region->n_pins--;
     unmap_if_unused(region);
+}
+
+struct cuda_device *region_device(const struct region *region)
+{
+    return region->is_device ? cuda_import_device(&region->user) : NULL;
 }

@@ -82,16 +82,18 @@ enum part {
     PART_COUNTS = 32,
     PART_SHAPE = 64,
     PART_INNER_SHAPE = 128, /* all dimensions but the first */
+    PART_MEMORY = 256,      /* device or host */
 };
 
 static const unsigned parts_of[] = {
-    [GRADD_ALLREDUCE] = PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_SHAPE,
-    [GRADD_BROADCAST] = PART_DTYPE | PART_COUNT | PART_ROOT | PART_SHAPE,
-    [GRADD_ALLGATHER] = PART_DTYPE | PART_INNER_SHAPE,
+    [GRADD_ALLREDUCE] =
+        PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_SHAPE | PART_MEMORY,
+    [GRADD_BROADCAST] = PART_DTYPE | PART_COUNT | PART_ROOT | PART_SHAPE | PART_MEMORY,
+    [GRADD_ALLGATHER] = PART_DTYPE | PART_INNER_SHAPE | PART_MEMORY,
     [GRADD_REDUCE_SCATTER] =
-        PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_COUNTS | PART_SHAPE,
-    [GRADD_ALLTOALL] = PART_DTYPE | PART_INNER_SHAPE,
-    [GRADD_BARRIER] = 0,
+        PART_DTYPE | PART_COUNT | PART_REDOP | PART_SCALE | PART_COUNTS | PART_SHAPE | PART_MEMORY,
+    [GRADD_ALLTOALL] = PART_DTYPE | PART_INNER_SHAPE | PART_MEMORY,
+    [GRADD_BARRIER] = PART_MEMORY,
     [GRADD_SET_ADD] = PART_COUNTS,
     [GRADD_SET_REMOVE] = PART_ROOT,
     [GRADD_JOIN] = 0,
@@ -126,7 +128,8 @@ bool signature_matches(const struct signature *a, const struct signature *b)
             (a->prescale == b->prescale && a->postscale == b->postscale)) &&
            (!(parts & PART_COUNTS) || counts_equal(a, b)) &&
            (!(parts & PART_SHAPE) || shapes_equal(a, b, 0)) &&
-           (!(parts & PART_INNER_SHAPE) || shapes_equal(a, b, 1));
+           (!(parts & PART_INNER_SHAPE) || shapes_equal(a, b, 1)) &&
+           (!(parts & PART_MEMORY) || a->is_device == b->is_device);
 }
 
 static void describe_counts(const struct signature *s, char *text, size_t bytes)
@@ -170,6 +173,8 @@ const char *signature_describe(const struct signature *a, const struct signature
         snprintf(text, bytes, "root %d", a->root);
     else if (parts & PART_COUNTS && !counts_equal(a, b))
         describe_counts(a, text, bytes);
+    else if (parts & PART_MEMORY && a->is_device != b->is_device)
+        snprintf(text, bytes, "%s", a->is_device ? "device memory" : "host memory");
     else
         snprintf(text, bytes, "prescale %.17g postscale %.17g", a->prescale, a->postscale);
     return text;

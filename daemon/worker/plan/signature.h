@@ -31,6 +31,7 @@ struct signature {
     size_t n_dims;        /* 0: not known, agrees with any shape */
     const char *group;    /* "": none. Ops of a group are matched together, under its name */
     uint32_t group_size;
+    bool is_device; /* the tensor is on a GPU, wherever the bytes that we see are */
 };
 
 const char *kind_name(enum gradd_kind kind);

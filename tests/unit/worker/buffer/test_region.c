@@ -131,8 +131,8 @@ START_TEST(quota_counts_every_region_and_comes_back)
     ck_assert_int_eq(open_region(2, sealed(4096, F_SEAL_SHRINK), 4096), GRADD_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(strstr(last_text, "job_memory_bytes"));
     ck_assert_int_eq(open_region(1, sealed(4096, F_SEAL_SHRINK), 4096), GRADD_ERR_INVALID);
-    ck_assert(region_close(&table, 1));
-    ck_assert(!region_close(&table, 1));
+    ck_assert(region_close(&table, 1, NULL, NULL));
+    ck_assert(!region_close(&table, 1, NULL, NULL));
     while (quota.used_bytes > 0)
         loop_step(loop, true);
     ck_assert_int_eq(open_region(2, sealed(4096, F_SEAL_SHRINK), 4096), GRADD_OK);

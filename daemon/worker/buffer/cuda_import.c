@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/buffer/cuda_import.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <gradd/types.h>
+#include <uthash.h>
+
+enum import_state {
+    IMPORT_WAITING, /* for the device */
+    IMPORT_OPENING,
+    IMPORT_READY,
+    IMPORT_CLOSING,
+};
+
+/* A step on the chores thread: it reads and writes `import->mapping` and itself, nothing else. */
+struct step {
+    struct chore chore; /* first */
+    struct cuda_import *import;
+    int fds[CUDA_CHUNKS_AT_ONCE]; /* of chunks */
+    uint64_t bytes[CUDA_CHUNKS_AT_ONCE];
+    unsigned n;
+    bool is_complete; /* out: all is mapped */
+    int status;       /* out */
+    char text[240];
+    struct step *next; /* while the device is being opened */
+};
+
+/* What the chores thread works on. */
+struct mapping {
+    bool is_legacy;
+    const struct cuda_table *cuda;
+    CUcontext context;
+    CUdevice ordinal;
+    CUipcMemHandle handle; /* legacy */
+    CUdeviceptr base;
+    uint64_t bytes;        /* legacy: as the driver knows it; else of all chunks together */
+    uint64_t mapped_bytes; /* chunks so far */
+    uint32_t n_chunks, n_mapped;
+    bool is_open, is_broken;
+};
+
+struct cuda_import {
+    struct {
+        uint8_t uuid[CUDA_UUID_BYTES];
+        uint8_t handle[CUDA_HANDLE_BYTES];
+    } key;
+    UT_hash_handle hh; /* legacy, and not closing */
+    struct cuda_import_table *table;
+    enum import_state state;
+    struct cuda_device *device; /* once open */
+    struct mapping mapping;
+    struct step step; /* opening, then closing */
+    unsigned n_steps; /* on the chores thread */
+    bool is_unmapping;
+    struct step *parked; /* chunks that came before the device was open, in order */
+    struct step **parked_tail;
+    LIST_HEAD(, cuda_import_user) users;
+    struct cuda_import_user *last; /* told when all is closed; NULL: nobody */
+    uint64_t counted_bytes;        /* in the device's statistics */
+};
+
+CUdeviceptr cuda_import_base(const struct cuda_import_user *user)
+{
+    return user->import->mapping.base;
+}
+
+struct cuda_device *cuda_import_device(const struct cuda_import_user *user)
+{
+    return user->import->device;
+}
+
+/* ------------------------------------------------------------------ chores thread */
+
+__attribute__((format(printf, 3, 4))) static void fail(struct step *step, int status,
+                                                       const char *format, ...)
+{
+    va_list args;
+    step->status = status;
+    va_start(args, format);
+    vsnprintf(step->text, sizeof step->text, format, args);
+    va_end(args);
+}
+
+static void fail_call(struct step *step, const char *what, CUresult rc)
+{
+    fail(step, rc == CUDA_ERROR_OUT_OF_MEMORY ? GRADD_ERR_NO_MEMORY : GRADD_ERR_INVALID, "%s: %s",
+         what, cuda_table_error(step->import->mapping.cuda, rc));
+}
+
+static void unmap(struct mapping *m)
+{
+    if (m->is_legacy) {
+        if (m->is_open)
+            m->cuda->ipc_close_mem(m->base);
+    } else if (m->base) {
+        if (m->mapped_bytes > 0)
+            m->cuda->vmm_unmap(m->base, m->mapped_bytes);
+        m->cuda->vmm_address_free(m->base, m->bytes);
+    }
+    m->is_open = false;
+    m->base = 0;
+    m->mapped_bytes = 0;
+}
+
+static void open_legacy(struct step *step, struct mapping *m)
+{
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    CUresult rc = m->cuda->ipc_open_mem(&m->base, m->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (rc != CUDA_SUCCESS) {
+        m->base = 0;
+        fail_call(step, "its IPC handle can not be opened", rc);
+        return;
+    }
+    m->is_open = true;
+    rc = m->cuda->mem_range(&base, &bytes, m->base);
+    if (rc != CUDA_SUCCESS) {
+        fail_call(step, "the size of the allocation is not known", rc);
+        unmap(m);
+        return;
+    }
+    m->base = base;
+    m->bytes = bytes;
+    step->is_complete = true;
+}
+
+static void reserve(struct step *step, struct mapping *m)
+{
+    size_t total = 0;
+    if (!m->cuda->has_vmm) {
+        fail(step, GRADD_ERR_UNSUPPORTED, "the driver can not import memory of cuMemCreate()");
+        return;
+    }
+    CUresult rc = m->cuda->device_total_bytes(&total, m->ordinal);
+    if (rc == CUDA_SUCCESS && m->bytes > total) {
+        fail(step, GRADD_ERR_INVALID, "%llu bytes are more than the GPU has (%llu)",
+             (unsigned long long)m->bytes, (unsigned long long)total);
+        return;
+    }
+    rc = m->cuda->vmm_reserve(&m->base, m->bytes, 0, 0, 0);
+    if (rc != CUDA_SUCCESS) {
+        m->base = 0;
+        fail_call(step, "no addresses can be reserved", rc);
+    }
+}
+
+static void run_open(struct chore *chore)
+{
+    struct step *step = (struct step *)chore;
+    struct mapping *m = &step->import->mapping;
+    CUcontext ignored;
+    CUresult rc = m->cuda->ctx_push(m->context);
+    if (rc != CUDA_SUCCESS) {
+        fail_call(step, "the worker's context is not usable", rc);
+    } else {
+        if (m->is_legacy)
+            open_legacy(step, m);
+        else
+            reserve(step, m);
+        m->cuda->ctx_pop(&ignored);
+    }
+    m->is_broken = step->status != GRADD_OK;
+}
+
+/* Import one chunk and map it behind the others; the mapping alone keeps the memory. */
+static void map_chunk(struct step *step, struct mapping *m, int fd, uint64_t bytes)
+{
+    CUmemGenericAllocationHandle handle;
+    if (m->n_mapped == m->n_chunks || bytes == 0 || bytes > m->bytes - m->mapped_bytes) {
+        fail(step, GRADD_ERR_INVALID,
+             "its chunks are more than the %u, or larger than the %llu bytes together, that were "
+             "announced",
+             m->n_chunks, (unsigned long long)m->bytes);
+        return;
+    }
+    CUresult rc = m->cuda->vmm_import(&handle, (void *)(uintptr_t)fd,
+                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (rc != CUDA_SUCCESS) {
+        fail_call(step, "a chunk's descriptor can not be imported", rc);
+        return;
+    }
+    rc = m->cuda->vmm_map(m->base + m->mapped_bytes, bytes, 0, handle, 0);
+    m->cuda->vmm_release(handle);
+    if (rc != CUDA_SUCCESS) {
+        fail_call(step, "a chunk can not be mapped", rc);
+        return;
+    }
+    m->mapped_bytes += bytes;
+    m->n_mapped++;
+}
+
+static void allow_access(struct step *step, struct mapping *m)
+{
+    const CUmemAccessDesc access = {
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = m->ordinal},
+        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    if (m->mapped_bytes != m->bytes) {
+        fail(step, GRADD_ERR_INVALID, "its %u chunks have %llu bytes, not the %llu announced",
+             m->n_chunks, (unsigned long long)m->mapped_bytes, (unsigned long long)m->bytes);
+        return;
+    }
+    CUresult rc = m->cuda->vmm_access(m->base, m->bytes, &access, 1);
+    if (rc != CUDA_SUCCESS) {
+        fail_call(step, "the GPU can not access a chunk", rc);
+        return;
+    }
+    m->is_open = true;
+    step->is_complete = true;
+}
+
+static void run_chunks(struct chore *chore)
+{
+    struct step *step = (struct step *)chore;
+    struct mapping *m = &step->import->mapping;
+    CUcontext ignored;
+    CUresult rc = CUDA_SUCCESS;
+    /* Chunks beyond the last one change nothing: ops may use the memory already. */
+    const bool is_wanted = !m->is_broken && !m->is_open;
+    if (is_wanted && (rc = m->cuda->ctx_push(m->context)) != CUDA_SUCCESS) {
+        fail_call(step, "the worker's context is not usable", rc);
+        m->is_broken = true;
+    } else if (is_wanted) {
+        for (unsigned i = 0; i < step->n && step->status == GRADD_OK; i++)
+            map_chunk(step, m, step->fds[i], step->bytes[i]);
+        if (step->status == GRADD_OK && m->n_mapped == m->n_chunks)
+            allow_access(step, m);
+        if (step->status != GRADD_OK)
+            unmap(m);
+        m->is_broken = step->status != GRADD_OK;
+        m->cuda->ctx_pop(&ignored);
+    }
+    for (unsigned i = 0; i < step->n; i++)
+        close(step->fds[i]);
+}
+
+static void run_close(struct chore *chore)
+{
+    struct mapping *m = &((struct step *)chore)->import->mapping;
+    CUcontext ignored;
+    if (m->cuda->ctx_push(m->context) != CUDA_SUCCESS)
+        return; /* the context is gone, and the mapping with it */
+    unmap(m);
+    m->cuda->ctx_pop(&ignored);
+}
+
+/* ------------------------------------------------------------------ ends */
+
+static void drop_parked(struct cuda_import *import)
+{
+    struct step *step;
+    while ((step = import->parked)) {
+        import->parked = step->next;
+        for (unsigned i = 0; i < step->n; i++)
+            close(step->fds[i]);
+        free(step);
+    }
+    import->parked_tail = &import->parked;
+}
+
+static void import_free(struct cuda_import *import)
+{
+    struct cuda_import_user *last = import->last;
+    drop_parked(import);
+    free(import);
+    if (last)
+        last->closed(last);
+}
+
+static void forget_handle(struct cuda_import *import)
+{
+    if (import->mapping.is_legacy && import->state != IMPORT_CLOSING)
+        HASH_DEL(import->table->by_handle, import);
+}
+
+static void on_closed(struct chore *chore)
+{
+    import_free(((struct step *)chore)->import);
+}
+
+/* Nobody uses it, and nothing of it is under way: unmap it. */
+static void close_import(struct cuda_import *import)
+{
+    if (import->is_unmapping)
+        return;
+    import->is_unmapping = true;
+    import->step = (struct step){
+        .chore = {.run = run_close, .done = on_closed},
+        .import = import,
+    };
+    chores_add(import->table->chores, &import->step.chore);
+}
+
+static void uncount(struct cuda_import *import)
+{
+    if (import->state != IMPORT_READY)
+        return;
+    import->device->n_imports--;
+    import->device->import_bytes -= import->counted_bytes;
+}
+
+static void detach(struct cuda_import_user *user)
+{
+    LIST_REMOVE(user, link);
+    user->import = NULL;
+}
+
+/* The last user is gone. */
+static void abandon(struct cuda_import *import)
+{
+    uncount(import);
+    forget_handle(import);
+    bool is_waiting = import->state == IMPORT_WAITING;
+    import->state = IMPORT_CLOSING;
+    if (is_waiting) {
+        cuda_device_forget_waiter(import->table->devices, import);
+        import_free(import);
+    } else if (import->n_steps == 0) {
+        close_import(import);
+    }
+}
+
+void cuda_import_release(struct cuda_import_user *user)
+{
+    struct cuda_import *import = user->import;
+    detach(user);
+    if (LIST_EMPTY(&import->users)) {
+        import->last = user;
+        abandon(import);
+    } else {
+        user->closed(user);
+    }
+}
+
+/* Everybody who waits is refused; steps under way find nobody. */
+static void refuse(struct cuda_import *import, int status, const char *text)
+{
+    struct cuda_import_user *user;
+    forget_handle(import);
+    import->state = IMPORT_CLOSING;
+    while ((user = LIST_FIRST(&import->users))) {
+        detach(user);
+        user->opened(user, status, text);
+    }
+}
+
+/* ------------------------------------------------------------------ opening, loop */
+
+static void tell_user(struct cuda_import_user *user)
+{
+    struct cuda_import *import = user->import;
+    char text[160];
+    if (user->bytes <= import->mapping.bytes) {
+        user->opened(user, GRADD_OK, "");
+        return;
+    }
+    snprintf(text, sizeof text, "the allocation has %llu bytes, the message says %llu",
+             (unsigned long long)import->mapping.bytes, (unsigned long long)user->bytes);
+    detach(user);
+    if (LIST_EMPTY(&import->users))
+        abandon(import);
+    user->opened(user, GRADD_ERR_INVALID, text);
+}
+
+static void import_is_ready(struct cuda_import *import)
+{
+    struct cuda_import_user *user, *next;
+    import->state = IMPORT_READY;
+    import->counted_bytes = import->mapping.bytes;
+    import->device->n_imports++;
+    import->device->import_bytes += import->counted_bytes;
+    for (user = LIST_FIRST(&import->users); user; user = next) {
+        next = LIST_NEXT(user, link);
+        tell_user(user);
+    }
+}
+
+static void on_step(struct chore *chore)
+{
+    struct step *step = (struct step *)chore;
+    struct cuda_import *import = step->import;
+    import->n_steps--;
+    if (import->state == IMPORT_OPENING && step->status != GRADD_OK)
+        refuse(import, step->status, step->text);
+    else if (import->state == IMPORT_OPENING && step->is_complete)
+        import_is_ready(import);
+    bool is_over = import->state == IMPORT_CLOSING && import->n_steps == 0;
+    if (step != &import->step)
+        free(step);
+    if (is_over)
+        close_import(import);
+}
+
+static void start_step(struct cuda_import *import, struct step *step)
+{
+    import->n_steps++;
+    chores_add(import->table->chores, &step->chore);
+}
+
+static void on_device(void *data, struct cuda_device *device)
+{
+    struct cuda_import *import = data;
+    if (!device || device->status != GRADD_OK) {
+        refuse(import, device ? device->status : GRADD_ERR_NO_MEMORY,
+               device ? device->text : "the worker has no memory");
+        import_free(import);
+        return;
+    }
+    import->device = device;
+    import->state = IMPORT_OPENING;
+    import->mapping.cuda = device->cuda;
+    import->mapping.context = device->context;
+    import->mapping.ordinal = device->ordinal;
+    import->step = (struct step){
+        .chore = {.run = run_open, .done = on_step},
+        .import = import,
+    };
+    start_step(import, &import->step);
+    struct step *step;
+    while ((step = import->parked)) {
+        import->parked = step->next;
+        start_step(import, step);
+    }
+    import->parked_tail = &import->parked;
+}
+
+static void user_refuse(struct cuda_import_user *user, int status, const char *text)
+{
+    user->import = NULL;
+    user->opened(user, status, text);
+}
+
+static struct cuda_import *import_new(struct cuda_import_table *table,
+                                      struct cuda_import_user *user, const uint8_t *uuid)
+{
+    struct cuda_import *import = calloc(1, sizeof *import);
+    if (!import)
+        return NULL;
+    import->table = table;
+    import->parked_tail = &import->parked;
+    import->mapping.bytes = user->bytes;
+    memcpy(import->key.uuid, uuid, CUDA_UUID_BYTES);
+    LIST_INIT(&import->users);
+    LIST_INSERT_HEAD(&import->users, user, link);
+    user->import = import;
+    return import;
+}
+
+void cuda_import_handle(struct cuda_import_table *table, struct cuda_import_user *user,
+                        const uint8_t *uuid, const uint8_t *handle)
+{
+    struct cuda_import *import, probe = {0};
+    memcpy(probe.key.uuid, uuid, sizeof probe.key.uuid);
+    memcpy(probe.key.handle, handle, sizeof probe.key.handle);
+    HASH_FIND(hh, table->by_handle, &probe.key, sizeof probe.key, import);
+    if (import) {
+        user->import = import;
+        LIST_INSERT_HEAD(&import->users, user, link);
+        if (import->state == IMPORT_READY)
+            tell_user(user);
+        return;
+    }
+    import = import_new(table, user, uuid);
+    if (!import) {
+        user_refuse(user, GRADD_ERR_NO_MEMORY, "the worker has no memory");
+        return;
+    }
+    import->key = probe.key;
+    import->mapping.is_legacy = true;
+    memcpy(import->mapping.handle.reserved, handle, CUDA_HANDLE_BYTES);
+    HASH_ADD(hh, table->by_handle, key, sizeof import->key, import);
+    cuda_device_open(table->devices, uuid, on_device, import);
+}
+
+void cuda_import_chunks(struct cuda_import_table *table, struct cuda_import_user *user,
+                        const uint8_t *uuid, uint32_t n_chunks)
+{
+    if (n_chunks == 0 || n_chunks > CUDA_CHUNKS_MAX) {
+        user_refuse(user, GRADD_ERR_INVALID, "it has no chunks, or more than 65536");
+        return;
+    }
+    struct cuda_import *import = import_new(table, user, uuid);
+    if (!import) {
+        user_refuse(user, GRADD_ERR_NO_MEMORY, "the worker has no memory");
+        return;
+    }
+    import->mapping.n_chunks = n_chunks;
+    cuda_device_open(table->devices, uuid, on_device, import);
+}
+
+void cuda_import_add_chunks(struct cuda_import_user *user, int *fds, const uint64_t *bytes,
+                            unsigned n)
+{
+    struct cuda_import *import = user->import;
+    struct step *step = n <= CUDA_CHUNKS_AT_ONCE ? calloc(1, sizeof *step) : NULL;
+    if (!step || import->mapping.is_legacy || import->state == IMPORT_READY) {
+        for (unsigned i = 0; i < n; i++)
+            close(fds[i]);
+        free(step);
+    } else {
+        step->chore = (struct chore){.run = run_chunks, .done = on_step};
+        step->import = import;
+        step->n = n;
+        memcpy(step->fds, fds, n * sizeof *fds);
+        memcpy(step->bytes, bytes, n * sizeof *bytes);
+        if (import->state == IMPORT_WAITING) {
+            *import->parked_tail = step;
+            import->parked_tail = &step->next;
+        } else {
+            start_step(import, step);
+        }
+    }
+    for (unsigned i = 0; i < n; i++)
+        fds[i] = -1;
+}
