@@ -200,7 +200,7 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
     member->node = layout ? layout->node_rank : 0;
     snprintf(member->source, sizeof member->source, "%s", who->source);
     describe_to_plan(epoch, member);
-    if (!layout || epoch->net)
+    if (!layout || epoch->net || epoch->failure.status)
         member_start(member);
     return 0;
 }
@@ -284,16 +284,23 @@ static bool open_negotiation(struct epoch *epoch)
     return true;
 }
 
+static void start_members(struct epoch *epoch)
+{
+    for (uint32_t i = 0; i < epoch->n_members; i++)
+        member_start(&epoch->members[i]);
+}
+
 static void on_mesh_up(void *data)
 {
     struct epoch *epoch = data;
+    if (epoch->failure.status || epoch->is_retired)
+        return;
     if (!open_net(epoch) || !open_negotiation(epoch)) {
         epoch_link_lost(epoch, epoch->layout->node_rank, "no memory for the links between nodes");
         return;
     }
     exec_set_backend(epoch->exec, &backend_net, epoch->net, epoch->layout->node_of);
-    for (uint32_t i = 0; i < epoch->n_members; i++)
-        member_start(&epoch->members[i]);
+    start_members(epoch);
     epoch->setup->on_links_up(epoch->setup->data, epoch->number);
 }
 
@@ -543,7 +550,12 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
         follower_close(epoch->follower);
     flush_members(epoch);
     announce_failure(epoch);
+<<<<<<< Updated upstream
+    check_over(epoch); /* who is left may be on other nodes only */
+=======
+    start_members(epoch); /* the links may not stand yet, and members leave all the same */
     check_over(epoch);    /* who is left may be on other nodes only */
+>>>>>>> Stashed changes
 }
 
 /* The member's connection is over and what it has sent has been taken. */

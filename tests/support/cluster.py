@@ -15,7 +15,9 @@ from typing import Any, Iterable
 
 import netns
 from gradd_ctypes import STATUS
-from harness import REPLY_S, SLOW, Daemon, Trainer, World, eventually, settle
+from harness import (
+    REPLY_S, SLOW, Daemon, Trainer, World, eventually, fds_of, memfd_mappings, settle,
+)
 
 PORT = 7010
 JOB = "job"
@@ -104,6 +106,39 @@ class Cluster:
 
     # ------------------------------------------------------------ the end
 
+    def expect_nothing_left(self) -> None:
+        """All ranks have left: of the epoch that is over no node keeps a process, a mapping or a
+        socket. Workers may wait for the job's next epoch."""
+        left: list[str] = []
+
+        def is_clean() -> bool:
+            left[:] = [line for i in range(len(self.nodes)) for line in self.left_on(i)]
+            return not left
+
+        try:
+            eventually(is_clean, "nothing is left", 5.0 * SLOW)
+        except AssertionError as error:
+            logs = "".join(f"--- {daemon.log.text()[-3000:]}\n" for daemon in self.daemons)
+            raise AssertionError("left behind: " + ", ".join(left) + "\n" + logs) from error
+
+    def left_on(self, i: int) -> list[str]:
+        node, daemon = self.nodes[i], self.daemons[i]
+        workers = daemon.worker_pids()
+        known = {daemon.pid, *workers, *(t.pid for t in self.world.trainers)}
+        left = [f"{node.name}: process {pid}: {command_of(pid)}"
+                for pid in node.pids() if pid not in known]
+        for pid in workers:
+            try:
+                sockets = [link for link in fds_of(pid).values() if link.startswith("socket:")]
+                mappings = memfd_mappings(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            if len(sockets) > 1:  # one is the daemon's
+                left.append(f"{node.name}: {len(sockets) - 1} sockets of worker {pid}")
+            if mappings:
+                left.append(f"{node.name}: mappings of worker {pid}: {mappings}")
+        return left
+
     def close(self) -> list[str]:
         """What is left on a node; the nodes are gone afterwards."""
         problems = []
@@ -113,6 +148,9 @@ class Cluster:
                 time.sleep(0.01)
             for pid in pids:
                 problems.append(f"{node.name}: process {pid} was left behind: {command_of(pid)}")
+        for daemon in self.world.daemons:
+            if "did not end when asked" in daemon.log.text():
+                problems.append(f"a worker did not end when asked:\n{daemon.log.text()[-4000:]}")
         self.network.close()
         shutil.rmtree(self.home, ignore_errors=True)
         return problems
