@@ -3,11 +3,19 @@
 #include "command.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <gradd/types.h>
+
+enum {
+    SILENT_SHOWN_MAX = 256,
+    STANDS_OUT = 2,                /* times the median */
+    LATE_MIN_US = 1000,            /* less is no news */
+    RATED_BYTES = 8 * 1024 * 1024, /* fewer fit into a socket's buffer, at the speed of memory */
+};
 
 static const char *kind_name(uint32_t kind)
 {
@@ -82,6 +90,76 @@ static int find_owner(struct context *context, uint32_t *out_uid)
 
 /* ------------------------------------------------------------------ what is said about it */
 
+static const char *node_name(const Pb__JobReply *reply, uint32_t node)
+{
+    return node < reply->n_nodes ? reply->nodes[node] : "";
+}
+
+/* Nodes whose worker did not answer: what is shown of their ranks and links is old, or missing. */
+static void write_silent(struct writer *w, const Pb__JobReply *reply, const Pb__JobStats *stats)
+{
+    char *names[SILENT_SHOWN_MAX];
+    size_t n = 0;
+    for (size_t i = 0; i < stats->n_silent_nodes && n < SILENT_SHOWN_MAX; i++)
+        names[n++] = (char *)node_name(reply, stats->silent_nodes[i]);
+    writer_field(w, "silent_nodes", "nodes that do not answer", value_texts(names, n));
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double *left = a, *right = b;
+    return (*left > *right) - (*left < *right);
+}
+
+/* Of n > 0 values, which are put into order; the lower of two middles. */
+static double median(double *values, size_t n)
+{
+    qsort(values, n, sizeof *values, compare_doubles);
+    return values[(n - 1) / 2];
+}
+
+/* The rank that the others wait for: whose mean lateness stands out. */
+static void write_latest(struct writer *w, const Pb__JobStats *stats)
+{
+    const Pb__RankStats *latest = NULL;
+    double *late = calloc(stats->n_ranks + 1, sizeof *late);
+    char text[400] = "";
+    for (size_t i = 0; late && i < stats->n_ranks; i++) {
+        late[i] = stats->ranks[i]->late_mean_us;
+        if (!latest || late[i] > latest->late_mean_us)
+            latest = stats->ranks[i];
+    }
+    if (latest && latest->late_mean_us > LATE_MIN_US &&
+        latest->late_mean_us > STANDS_OUT * median(late, stats->n_ranks))
+        snprintf(text, sizeof text, "rank %u (node %.255s): mean %.3g ms after the first",
+                 latest->rank, latest->node, latest->late_mean_us / 1e3);
+    free(late);
+    writer_field(w, "latest_rank", "latest rank", value_text(text));
+}
+
+/* The link that slows the ring down: whose rate stands out among those that have carried much. */
+static void write_slowest(struct writer *w, const Pb__JobReply *reply, const Pb__JobStats *stats)
+{
+    const Pb__LinkStats *slowest = NULL;
+    double *rates = calloc(stats->n_links + 1, sizeof *rates);
+    char text[700] = "";
+    size_t n = 0;
+    for (size_t i = 0; rates && i < stats->n_links; i++) {
+        const Pb__LinkStats *link = stats->links[i];
+        if (link->sent_bytes < RATED_BYTES || !(link->send_rate > 0))
+            continue;
+        rates[n++] = link->send_rate;
+        if (!slowest || link->send_rate < slowest->send_rate)
+            slowest = link;
+    }
+    if (n > 1 && STANDS_OUT * slowest->send_rate < median(rates, n))
+        snprintf(text, sizeof text, "%.255s -> %.255s: %.3g MB/s, median %.3g MB/s",
+                 node_name(reply, slowest->from_node), node_name(reply, slowest->to_node),
+                 slowest->send_rate / 1e6, median(rates, n) / 1e6);
+    free(rates);
+    writer_field(w, "slowest_link", "slowest link", value_text(text));
+}
+
 static void write_summary(struct writer *w, const Pb__JobReply *reply)
 {
     static const Pb__JobStats no_stats = PB__JOB_STATS__INIT;
@@ -110,6 +188,9 @@ static void write_summary(struct writer *w, const Pb__JobReply *reply)
     writer_field(w, "wait_us", "mean wait", value_us(stats->wait_us));
     writer_field(w, "run_us", "mean run", value_us(stats->run_us));
     writer_field(w, "stats_stale", "figures stale", value_bool(reply->stats_stale));
+    write_silent(w, reply, stats);
+    write_latest(w, stats);
+    write_slowest(w, reply, stats);
 }
 
 static void write_ranks(struct writer *w, const Pb__JobStats *stats)
@@ -147,11 +228,6 @@ static void write_ranks(struct writer *w, const Pb__JobStats *stats)
         writer_row(w, values);
     }
     writer_table_end(w);
-}
-
-static const char *node_name(const Pb__JobReply *reply, uint32_t node)
-{
-    return node < reply->n_nodes ? reply->nodes[node] : "";
 }
 
 static void write_links(struct writer *w, const Pb__JobReply *reply)

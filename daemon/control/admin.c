@@ -358,7 +358,7 @@ static void on_job(struct session *session, const Pb__JobRequest *request)
         return;
     }
     struct daemon *daemon = session->daemon;
-    bool is_asked = job_request_stats(job);
+    bool is_asked = job_query_stats(job);
     session->query.is_remote = rendezvous_ask(job, ++daemon->remote_seq);
     if (!is_asked && !session->query.is_remote) {
         push_job(session, job, job->membership.state == JOB_RUNNING, NULL);
@@ -366,7 +366,7 @@ static void on_job(struct session *session, const Pb__JobRequest *request)
     }
     session->query.is_pending = true;
     session->query.uid = job->key.uid;
-    session->query.seq = session->query.is_remote ? daemon->remote_seq : job->stats_seq;
+    session->query.seq = session->query.is_remote ? daemon->remote_seq : job->query_seq;
     snprintf(session->query.name, sizeof session->query.name, "%s", job->key.name);
     watch_arm(session->timer, QUERY_LIMIT_NS);
 }

@@ -44,6 +44,7 @@ struct job {
     unsigned n_stalled;
     char stall_text[512];
     uint64_t stats_seq; /* of the last StatsRequest */
+    uint64_t query_seq; /* of the last one by job_query_stats() */
     /* An epoch that failed while its worker lives. The worker tells the ranks, after the ops that
      * still finish; until it answers the request sent behind EpochAbort, or is killed for not
      * answering, no epoch begins. */
@@ -70,7 +71,7 @@ struct job {
         char text[FAULT_TEXT_MAX];
         struct watch *limit;
     } lost_link;
-    void *stats; /* the last StatsReply's JobStats, packed */
+    void *stats; /* the last answer to job_query_stats(), packed */
     size_t stats_bytes;
 };
 
@@ -94,7 +95,7 @@ struct jobs {
     bool is_draining;
     /* A job has changed or gone. */
     void (*on_change)(void *owner);
-    /* job->stats is the answer to job->stats_seq. */
+    /* job->stats is the answer to job->query_seq. */
     void (*on_stats)(void *owner, struct job *job);
     /* A coordinator has answered rendezvous_ask(). */
     void (*on_remote_stats)(void *owner, const Pb__RemoteJobReply *reply);
@@ -124,8 +125,11 @@ void job_join_timed_out(struct member *member, uint64_t waited_ms);
 
 struct job *jobs_find(struct jobs *jobs, uid_t uid, const char *name);
 
-/* Ask the worker for statistics; on_stats() follows. False: there is nobody to ask. */
+/* Ask the worker for a sign of life. False: there is nobody to ask. */
 bool job_request_stats(struct job *job);
+/* Ask the worker, and by it those of the other nodes, for figures; on_stats() follows. False: there
+ * is nobody to ask. */
+bool job_query_stats(struct job *job);
 
 /* No new joins; who waits is refused; lingering workers end. */
 void jobs_drain(struct jobs *jobs);

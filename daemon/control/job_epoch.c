@@ -453,7 +453,7 @@ static void on_stats_reply(struct job *job, const Pb__StatsReply *reply)
     job->asked_ns = 0;
     if (job->abort.is_pending && reply->seq >= job->abort.seq)
         on_abort_obeyed(job);
-    if (reply->seq != job->stats_seq || !reply->stats)
+    if (reply->seq != job->query_seq || !reply->stats)
         return;
     size_t bytes = pb__job_stats__get_packed_size(reply->stats);
     void *packed = malloc(bytes ? bytes : 1);
@@ -518,15 +518,29 @@ static void on_worker_ended(void *data, const char *how)
     job_settle(job);
 }
 
-bool job_request_stats(struct job *job)
+static bool ask_worker(struct job *job, bool all_nodes)
 {
     if (!job->worker || !worker_process_is_ready(job->worker))
         return false;
     Pb__StatsRequest request = PB__STATS_REQUEST__INIT;
     request.seq = ++job->stats_seq;
+    request.all_nodes = all_nodes;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_STATS_REQUEST;
     envelope.stats_request = &request;
     worker_process_send(job->worker, &envelope, -1);
     return true;
+}
+
+bool job_request_stats(struct job *job)
+{
+    return ask_worker(job, false);
+}
+
+bool job_query_stats(struct job *job)
+{
+    bool is_asked = ask_worker(job, true);
+    if (is_asked)
+        job->query_seq = job->stats_seq;
+    return is_asked;
 }

@@ -94,7 +94,7 @@ void rendezvous_on_job_request(struct jobs *jobs, struct peer_link *link,
 {
     struct job *job = rendezvous_find_job(jobs, request->job, request->uid);
     struct remote_query *query = NULL;
-    if (job && jobs->n_remote_queries < QUERIES_MAX && job_request_stats(job))
+    if (job && jobs->n_remote_queries < QUERIES_MAX && job_query_stats(job))
         query = calloc(1, sizeof *query);
     if (query && !(query->limit = watch_timer(jobs->loop, on_query_limit, query))) {
         free(query);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "worker/epoch.h"
+#include "worker/finite_round.h"
 #include "worker/follower.h"
 
 enum { QUEUE_BYTES = 64 * 1024 * 1024 };
@@ -24,6 +25,8 @@ struct coordinator {
     struct epoch *epoch;
     struct node *nodes; /* [n_nodes]; [0] is this node and unused */
     uint64_t seq;       /* of the last ExecuteBatch */
+    struct stats_round *stats;
+    struct finite_rounds *finite;
 };
 
 static const struct conn_ops node_conn_ops;
@@ -33,13 +36,16 @@ struct coordinator *coordinator_new(struct epoch *epoch)
     struct coordinator *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
+    const struct layout *layout = epoch->layout;
     c->epoch = epoch;
-    c->nodes = calloc(epoch->layout->n_nodes, sizeof *c->nodes);
-    if (!c->nodes) {
-        free(c);
+    c->nodes = calloc(layout->n_nodes, sizeof *c->nodes);
+    c->stats = stats_round_new(epoch->setup->loop, layout->n_nodes);
+    c->finite = finite_rounds_new(layout->n_nodes, layout->node_of, layout->size);
+    if (!c->nodes || !c->stats || !c->finite) {
+        coordinator_free(c);
         return NULL;
     }
-    for (uint32_t i = 0; i < epoch->layout->n_nodes; i++)
+    for (uint32_t i = 0; i < layout->n_nodes; i++)
         c->nodes[i] = (struct node){.coordinator = c, .index = i};
     return c;
 }
@@ -56,9 +62,11 @@ void coordinator_free(struct coordinator *c)
 {
     if (!c)
         return;
-    for (uint32_t i = 0; i < c->epoch->layout->n_nodes; i++)
+    for (uint32_t i = 0; c->nodes && i < c->epoch->layout->n_nodes; i++)
         node_deinit(&c->nodes[i]);
     free(c->nodes);
+    stats_round_free(c->stats);
+    finite_rounds_free(c->finite);
     free(c);
 }
 
@@ -165,6 +173,8 @@ static void fill_op(Pb__Execute *message, struct plan_op *op, Pb__ExecutePart *p
         message->n_counts = s->n_counts;
     }
     message->result = op->result;
+    message->is_device = s->is_device;
+    message->finite_check = op->finite_check;
     message->parts = part_pointers;
     message->n_parts = op->n_ranks;
     for (uint32_t i = 0; i < op->n_ranks; i++) {
@@ -173,12 +183,29 @@ static void fill_op(Pb__Execute *message, struct plan_op *op, Pb__ExecutePart *p
     }
 }
 
-    message->is_device = s->is_device;
+/* False: out of memory. */
+static bool number_finite_check(struct coordinator *c, struct plan_op *op)
+{
+    bool is_asked = false;
+    for (uint32_t i = 0; i < op->n_ranks; i++) {
+        const struct request *request = op->parts[i].request;
+        is_asked |= request && request->check_finite;
+    }
+    op->finite_check = 0;
+    if (!is_asked || finite_is_local(c->finite, op->ranks, op->n_ranks))
+        return true;
+    op->finite_check = finite_rounds_begin(c->finite, op->ranks, op->n_ranks);
+    return op->finite_check;
+}
+
 void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
 {
     struct batch_memory memory;
     Pb__ExecuteBatch batch = PB__EXECUTE_BATCH__INIT;
-    if (!batch_memory_new(&memory, ops, n)) {
+    bool has_memory = true;
+    for (size_t i = 0; i < n; i++)
+        has_memory &= number_finite_check(c, ops[i]);
+    if (!batch_memory_new(&memory, ops, n) || !has_memory) {
         batch_memory_free(&memory);
         epoch_fail(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch", -1,
                    0);
@@ -211,6 +238,57 @@ void coordinator_refuse(struct coordinator *c, const struct member *member, uint
     failure.code = (uint32_t)-status;
     failure.text = (char *)text;
     push(&c->nodes[member->node], PB__ENVELOPE__BODY_REMOTE_FAILURE, &failure);
+}
+
+bool coordinator_count(struct coordinator *c, uint32_t node, uint64_t finite_check, uint32_t rank,
+                       uint64_t count)
+{
+    const struct nonfinite counted = {rank, count};
+    struct nonfinite whole;
+    const bool *nodes;
+    switch (finite_rounds_take(c->finite, node, finite_check, &counted, &whole, &nodes)) {
+    case FINITE_WRONG:
+        return false;
+    case FINITE_WAITS:
+        return true;
+    case FINITE_DONE:
+        break;
+    }
+    Pb__NonfiniteCount message = PB__NONFINITE_COUNT__INIT;
+    message.finite_check = finite_check;
+    message.rank = whole.rank;
+    message.count = whole.count;
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
+        if (nodes[i])
+            push(&c->nodes[i], PB__ENVELOPE__BODY_NONFINITE_COUNT, &message);
+    if (nodes[0])
+        exec_counted(c->epoch->exec, finite_check, whole.rank, whole.count);
+    return true;
+}
+
+/* ------------------------------------------------------------------ figures */
+
+void coordinator_ask_stats(struct coordinator *c, uint64_t seq, stats_round_fn *fn, void *data)
+{
+    if (!stats_round_begin(c->stats, seq, fn, data))
+        return;
+    Pb__StatsRequest request = PB__STATS_REQUEST__INIT;
+    request.seq = seq;
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++) {
+        if (c->nodes[i].conn && !conn_is_closing(c->nodes[i].conn)) {
+            push(&c->nodes[i], PB__ENVELOPE__BODY_STATS_REQUEST, &request);
+            stats_round_await(c->stats, i);
+        } else if (!epoch_node_has_left(c->epoch, i)) {
+            stats_round_miss(c->stats, i);
+        }
+    }
+    coordinator_flush(c);
+    stats_round_end_if_done(c->stats);
+}
+
+const struct stats_round *coordinator_stats(const struct coordinator *c)
+{
+    return c->stats;
 }
 
 /* ------------------------------------------------------------------ from the nodes */
@@ -305,6 +383,12 @@ static void on_node_frame(void *owner, struct conn *conn, struct wire_frame *fra
         struct member *member = epoch_remote_member(epoch, left->rank, node->index);
         if (member)
             epoch_on_rank_left(epoch, member, left->text);
+    } else if (envelope->body_case == PB__ENVELOPE__BODY_NONFINITE_COUNT) {
+        const Pb__NonfiniteCount *m = envelope->nonfinite_count;
+        if (!coordinator_count(node->coordinator, node->index, m->finite_check, m->rank, m->count))
+            protest(node, "counted for an op that it has no part in");
+    } else if (envelope->body_case == PB__ENVELOPE__BODY_STATS_REPLY) {
+        stats_round_take(node->coordinator->stats, node->index, envelope->stats_reply);
     } else {
         protest(node, "sent a message that the coordinator does not know");
     }
@@ -324,6 +408,7 @@ static void on_node_closed(void *owner, struct conn *conn, const char *reason)
              reason[0] ? reason : "the worker there closed the connection");
     conn_free(conn);
     node->conn = NULL;
+    stats_round_drop(node->coordinator->stats, node->index);
     node_lost(node, text);
 }
 

@@ -12,6 +12,7 @@
 
 #include "worker/member.h"
 #include "worker/plan/plan.h"
+#include "worker/stats_round.h"
 
 struct coordinator;
 
@@ -28,6 +29,15 @@ void coordinator_execute(struct coordinator *coordinator, struct plan_op *const 
 /* A remote member's request ends without running. */
 void coordinator_refuse(struct coordinator *coordinator, const struct member *member,
                         uint64_t request, int status, const char *text);
+
+/* What a node has counted for an op's finite_check. False: it has no part in such an op. */
+bool coordinator_count(struct coordinator *coordinator, uint32_t node, uint64_t finite_check,
+                       uint32_t rank, uint64_t count);
+
+/* Ask the other nodes' workers for figures; fn follows with seq, or with that of a later call. */
+void coordinator_ask_stats(struct coordinator *coordinator, uint64_t seq, stats_round_fn *fn,
+                           void *data);
+const struct stats_round *coordinator_stats(const struct coordinator *coordinator);
 
 /* Send what has been queued. */
 void coordinator_flush(struct coordinator *coordinator);

@@ -28,6 +28,7 @@ static void on_stall_timer(void *data);
 static void on_lost_timer(void *data);
 static void on_exec_flush(void *data);
 static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n);
+static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);
 static void on_mesh_up(void *data);
 static void on_mesh_lost(void *data, uint32_t node, const char *text);
 
@@ -49,8 +50,8 @@ static void describe_to_plan(const struct epoch *epoch, const struct member *mem
 }
 
 static const struct exec_ops exec_ops_single = {.on_flush = on_exec_flush};
-static const struct exec_ops exec_ops_coordinator = {.on_flush = on_exec_flush,
-                                                     .on_batch = on_exec_batch};
+static const struct exec_ops exec_ops_nodes = {
+    .on_flush = on_exec_flush, .on_batch = on_exec_batch, .on_counted = on_exec_counted};
 
 static struct plan_op *next_of_plan(void *data)
 {
@@ -117,7 +118,7 @@ static bool open_order(struct epoch *epoch)
             return false;
         add_remote_members(epoch);
     }
-    epoch->exec = exec_new(&source, layout ? &exec_ops_coordinator : &exec_ops_single, epoch);
+    epoch->exec = exec_new(&source, layout ? &exec_ops_nodes : &exec_ops_single, epoch);
     return epoch->exec;
 }
 
@@ -357,6 +358,22 @@ static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
     struct epoch *epoch = data;
     if (epoch->coordinator)
         coordinator_execute(epoch->coordinator, ops, n);
+}
+
+static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count)
+{
+    struct epoch *epoch = data;
+    const struct layout *layout = epoch->layout;
+    uint32_t i = 0;
+    while (i < op->n_ranks && layout->node_of[op->ranks[i]] != layout->node_rank)
+        i++;
+    if (i == op->n_ranks)
+        return false; /* only other nodes have ranks in it */
+    if (epoch->follower)
+        follower_count(epoch->follower, op->finite_check, rank, count);
+    else
+        coordinator_count(epoch->coordinator, 0, op->finite_check, rank, count);
+    return true;
 }
 
 /* ------------------------------------------------------------------ turns */

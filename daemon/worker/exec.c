@@ -13,6 +13,7 @@ enum run_state {
     RUN_STARTABLE, /* on exec->startable */
     RUN_RUNNING,   /* in a batch */
     RUN_STARVED,   /* on exec->starved: a rank has not fed enough */
+    RUN_COUNTING,  /* on exec->counting: it has run, other nodes still count its NaN */
     RUN_BROKEN,    /* on exec->broken: by a lost link; the epoch's failure will end it in words */
 };
 
@@ -27,7 +28,7 @@ struct run {
     uint64_t starved_ns; /* since when, while RUN_STARVED */
     bool is_stalled;     /* reported by exec_check() */
     enum run_state state;
-    TAILQ_ENTRY(run) link; /* startable, starved, broken or spare */
+    TAILQ_ENTRY(run) link; /* startable, starved, counting, broken or spare */
     SLIST_ENTRY(run) in_all;
 };
 TAILQ_HEAD(run_list, run);
@@ -51,7 +52,7 @@ struct exec {
     const uint32_t *node_of;
     struct plan_op **batch_ops; /* scratch for on_batch() */
     size_t batch_ops_capacity;
-    struct run_list startable, starved, broken, spare;
+    struct run_list startable, starved, counting, broken, spare;
     size_t n_startable, n_running;
     SLIST_HEAD(, batch) spare_batches, all_batches;
     SLIST_HEAD(, run) all_runs;
@@ -71,6 +72,7 @@ struct exec *exec_new(const struct exec_source *source, const struct exec_ops *o
     exec->data = data;
     TAILQ_INIT(&exec->startable);
     TAILQ_INIT(&exec->starved);
+    TAILQ_INIT(&exec->counting);
     TAILQ_INIT(&exec->broken);
     TAILQ_INIT(&exec->spare);
     SLIST_INIT(&exec->spare_batches);
@@ -117,8 +119,8 @@ void exec_free(struct exec *exec)
 
 bool exec_is_idle(const struct exec *exec)
 {
-    return exec->n_running == 0 && TAILQ_EMPTY(&exec->starved) && TAILQ_EMPTY(&exec->broken) &&
-           TAILQ_EMPTY(&exec->startable);
+    return exec->n_running == 0 && TAILQ_EMPTY(&exec->starved) && TAILQ_EMPTY(&exec->counting) &&
+           TAILQ_EMPTY(&exec->broken) && TAILQ_EMPTY(&exec->startable);
 }
 
 const struct exec_stats *exec_stats(const struct exec *exec)
@@ -174,22 +176,22 @@ static void tell_alltoall(struct plan_op *op, uint64_t *counts)
     }
 }
 
-/* The lowest rank with a NaN or an infinity. False: there is none. */
-static bool find_nonfinite(const struct run *run, struct request_result *result)
+/* The lowest rank of this node with a NaN or an infinity; else no elements. */
+static void find_nonfinite(const struct run *run, struct request_result *result)
 {
     uint32_t input = 0;
+    result->nonfinite = 0;
     for (uint32_t i = 0; run->op.nonfinite && i < run->op.n_ranks; i++) {
         if (!run->parts[i].in.base)
             continue;
         result->nonfinite = atomic_load_explicit(&run->nonfinite[input++], memory_order_relaxed);
         result->nonfinite_rank = run->plan_op->ranks[i];
         if (result->nonfinite > 0)
-            return true;
+            return;
     }
-    return false;
 }
 
-static void tell_success(struct run *run)
+static void tell_success(struct run *run, const struct request_result *nonfinite)
 {
     struct plan_op *op = run->plan_op;
     struct request_result result = {.n_counts = op->n_ranks};
@@ -215,14 +217,15 @@ static void tell_success(struct run *run)
         tell_parts(op, GRADD_OK, "", &result);
         break;
     default:
-        result.n_counts = 0;
-        tell_parts(op, GRADD_OK, "", find_nonfinite(run, &result) ? &result : NULL);
+        tell_parts(op, GRADD_OK, "", nonfinite->nonfinite ? nonfinite : NULL);
     }
     if (counts != stack)
         free(counts);
 }
 
-static void end_run(struct exec *exec, struct run *run, int status, const char *text)
+/* nonfinite: what is told of a success. */
+static void finish_run(struct exec *exec, struct run *run, int status, const char *text,
+                       const struct request_result *nonfinite)
 {
     struct plan_op *op = run->plan_op;
     if (status == GRADD_OK) {
@@ -232,12 +235,58 @@ static void end_run(struct exec *exec, struct run *run, int status, const char *
         exec->stats.staged_ops += op->signature.is_device && !run->op.is_device;
         mean_add(&exec->stats.wait_us, (double)(op->ready_ns - op->first_ns) / 1e3);
         mean_add(&exec->stats.run_us, (double)(clock_now_ns() - op->ready_ns) / 1e3);
-        tell_success(run);
+        tell_success(run, nonfinite);
     } else {
         tell_parts(op, status, text, NULL);
     }
     exec->source.done(exec->source.data, op);
     TAILQ_INSERT_HEAD(&exec->spare, run, link);
+}
+
+/* The op has run; it ends when all of its nodes have counted. False: this node need not wait. */
+static bool await_counts(struct exec *exec, struct run *run, const struct request_result *own)
+{
+    run->state = RUN_COUNTING;
+    TAILQ_INSERT_TAIL(&exec->counting, run, link);
+    if (exec->ops->on_counted(exec->data, run->plan_op, own->nonfinite_rank, own->nonfinite))
+        return true;
+    TAILQ_REMOVE(&exec->counting, run, link);
+    return false;
+}
+
+static void end_run(struct exec *exec, struct run *run, int status, const char *text)
+{
+    struct request_result own = {.nonfinite = 0};
+    if (status == GRADD_OK && run->plan_op->finite_check) {
+        if (exec->aborted) {
+            /* Nobody will say any more what the other nodes have counted. */
+            finish_run(exec, run, exec->aborted, exec->abort_text, NULL);
+            return;
+        }
+        find_nonfinite(run, &own);
+        if (await_counts(exec, run, &own))
+            return;
+    } else if (status == GRADD_OK) {
+        find_nonfinite(run, &own);
+    }
+    finish_run(exec, run, status, text, &own);
+}
+
+bool exec_counted(struct exec *exec, uint64_t finite_check, uint32_t rank, uint64_t count)
+{
+    struct run *run;
+    TAILQ_FOREACH(run, &exec->counting, link)
+    {
+        if (run->plan_op->finite_check != finite_check)
+            continue;
+        const struct request_result whole = {.nonfinite = count, .nonfinite_rank = rank};
+        TAILQ_REMOVE(&exec->counting, run, link);
+        finish_run(exec, run, GRADD_OK, "", &whole);
+        if (!exec->is_turning)
+            exec->ops->on_flush(exec->data);
+        return true;
+    }
+    return false;
 }
 
 /* ------------------------------------------------------------------ starts */
@@ -359,6 +408,8 @@ static void take_counts(struct plan_op *op)
 
 static void fill_run_parts(struct exec *exec, struct run *run, struct plan_op *op)
 {
+    if (op->finite_check)
+        run->op.nonfinite = run->nonfinite; /* a rank of another node asks */
     for (uint32_t i = 0; i < op->n_ranks; i++) {
         struct request *request = op->parts[i].request;
         struct backend_part *part = &run->parts[i];
@@ -766,6 +817,10 @@ void exec_abort(struct exec *exec, int status, const char *text)
     while ((run = TAILQ_FIRST(&exec->starved))) {
         TAILQ_REMOVE(&exec->starved, run, link);
         end_run(exec, run, status, exec->abort_text);
+    }
+    while ((run = TAILQ_FIRST(&exec->counting))) {
+        TAILQ_REMOVE(&exec->counting, run, link);
+        finish_run(exec, run, status, exec->abort_text, NULL);
     }
     while ((run = TAILQ_FIRST(&exec->broken))) {
         TAILQ_REMOVE(&exec->broken, run, link);

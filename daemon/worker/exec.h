@@ -34,6 +34,9 @@ struct exec_ops {
     void (*on_flush)(void *data);
     /* These ops are about to run as one batch. NULL: nobody wants to know. */
     void (*on_batch)(void *data, struct plan_op *const *ops, size_t n);
+    /* The op, which has a finite_check, has run here: so many NaN and infinite elements has the
+     * lowest rank of this node that has any. True: exec_counted() follows, perhaps from inside. */
+    bool (*on_counted)(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);
 };
 
 /* ops is borrowed for good. NULL: out of memory. */
@@ -54,6 +57,8 @@ void exec_free(struct exec *exec);
 void exec_turn(struct exec *exec);
 /* A request of this run has become ready further. */
 void exec_feed(struct exec *exec, void *run);
+/* The answer of all nodes to this finite_check; the op ends. False: no op waits for it. */
+bool exec_counted(struct exec *exec, uint64_t finite_check, uint32_t rank, uint64_t count);
 /* Fail every op that has started but waits for a rank's data: the rank will not come back. */
 void exec_abort(struct exec *exec, int status, const char *text);
 /*

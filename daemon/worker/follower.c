@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "worker/epoch.h"
 #include "worker/plan/process_set.h"
+#include "worker/stats.h"
 
 enum { QUEUE_BYTES = 64 * 1024 * 1024, SUBMITS_MAX = 64 };
 
@@ -182,8 +183,9 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
     submit.n_dims = s->n_dims;
     submit.group = (char *)s->group;
     submit.group_size = s->group_size;
-    Pb__RemoteSubmitBatch batch = PB__REMOTE_SUBMIT_BATCH__INIT;
     submit.is_device = s->is_device;
+    submit.check_finite = request->check_finite;
+    Pb__RemoteSubmitBatch batch = PB__REMOTE_SUBMIT_BATCH__INIT;
     batch.submits = &pointer;
     batch.n_submits = 1;
     push(f, PB__ENVELOPE__BODY_REMOTE_SUBMIT_BATCH, &batch);
@@ -197,6 +199,20 @@ void follower_rank_left(struct follower *f, uint32_t rank, const char *text)
     left.text = (char *)text;
     push(f, PB__ENVELOPE__BODY_REMOTE_RANK_LEFT, &left);
     follower_flush(f);
+}
+
+void follower_count(struct follower *f, uint64_t finite_check, uint32_t rank, uint64_t count)
+{
+    Pb__NonfiniteCount message = PB__NONFINITE_COUNT__INIT;
+    message.finite_check = finite_check;
+    message.rank = rank;
+    message.count = count;
+    push(f, PB__ENVELOPE__BODY_NONFINITE_COUNT, &message);
+}
+
+static void push_stats(void *data, Pb__StatsReply *reply)
+{
+    push(data, PB__ENVELOPE__BODY_STATS_REPLY, reply);
 }
 
 /* ------------------------------------------------------------------ from the coordinator */
@@ -299,6 +315,7 @@ static struct follower_op *op_new(struct follower *f, const Pb__Execute *message
         .parts = parts,
         .first_ns = clock_now_ns(),
         .result = message->result,
+        .finite_check = message->finite_check,
     };
     op->op.ready_ns = op->op.first_ns;
     return op;
@@ -353,6 +370,13 @@ static void on_refusal(struct follower *f, const Pb__RemoteFailure *failure)
     }
 }
 
+static void on_counted(struct follower *f, const Pb__NonfiniteCount *counted)
+{
+    if (!exec_counted(f->epoch->exec, counted->finite_check, counted->rank, counted->count) &&
+        !f->failed)
+        protest(f, "answered a count that it was not asked for");
+}
+
 struct plan_op *follower_next(struct follower *f)
 {
     if (f->is_at_end) {
@@ -397,6 +421,10 @@ static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
         on_execute(f, envelope->execute_batch);
     else if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_FAILURE)
         on_refusal(f, envelope->remote_failure);
+    else if (envelope->body_case == PB__ENVELOPE__BODY_NONFINITE_COUNT)
+        on_counted(f, envelope->nonfinite_count);
+    else if (envelope->body_case == PB__ENVELOPE__BODY_STATS_REQUEST)
+        stats_reply(f->epoch, f->epoch->setup->quota, envelope->stats_request->seq, push_stats, f);
     else
         protest(f, "sent a message that a node does not know");
 }

@@ -33,6 +33,10 @@ void follower_flush(struct follower *follower);
 /* The epoch is over here. The coordinator's worker notices, whether its daemon says so or not. */
 void follower_close(struct follower *follower);
 
+/* What this node has counted for an op's finite_check; the coordinator's answer follows. */
+void follower_count(struct follower *follower, uint64_t finite_check, uint32_t rank,
+                    uint64_t count);
+
 /* Ranks of a set as plan_set_ranks() gives them. */
 uint32_t follower_set_ranks(const struct follower *follower, uint32_t set,
                             const uint32_t **out_ranks);

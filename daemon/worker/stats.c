@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "worker/backend/net/net.h"
+#include "worker/coordinator.h"
 
 enum { STALLS_MAX = 64 }; /* reported at once; more are counted by StallNotice */
 
@@ -47,7 +48,6 @@ static void fill_rank(const struct epoch *epoch, const struct member *member,
 
 struct stall_list {
     Pb__Stall messages[STALLS_MAX];
-    Pb__Stall *pointers[STALLS_MAX];
     size_t n;
 };
 
@@ -73,13 +73,12 @@ static void add_stall(void *data, const struct plan_stall *stall)
     message->n_missing = message->missing ? stall->n_missing : 0;
     message->present = copy_ranks(stall->present, stall->n_present);
     message->n_present = message->present ? stall->n_present : 0;
-    list->pointers[list->n++] = message;
+    list->n++;
 }
 
 struct link_list {
     struct net_link_stats stats[NET_NODES_MAX];
     Pb__LinkStats messages[NET_NODES_MAX];
-    Pb__LinkStats *pointers[NET_NODES_MAX];
     size_t n;
 };
 
@@ -101,9 +100,139 @@ static struct link_list *list_links(const struct epoch *epoch)
         message->received_bytes = from->received_bytes;
         message->busy_s = from->busy_s;
         message->send_rate = from->busy_s > 0 ? (double)from->sent_bytes / from->busy_s : 0;
-        list->pointers[i] = message;
     }
     return list;
+}
+
+/* ------------------------------------------------------------------ the whole picture */
+
+/* What the reply points to, besides what the other nodes have said. */
+struct picture {
+    Pb__JobStats stats;
+    Pb__RankStats *ranks;
+    Pb__RankStats **rank_pointers;
+    struct stall_list *stalls;
+    Pb__Stall **stall_pointers;
+    struct link_list *links; /* NULL: this node has none */
+    Pb__LinkStats **link_pointers;
+    uint32_t *silent_nodes;
+};
+
+static void picture_deinit(struct picture *p)
+{
+    for (size_t i = 0; p->stalls && i < p->stalls->n; i++) {
+        free(p->stalls->messages[i].missing);
+        free(p->stalls->messages[i].present);
+    }
+    free(p->ranks);
+    free(p->rank_pointers);
+    free(p->stalls);
+    free(p->stall_pointers);
+    free(p->links);
+    free(p->link_pointers);
+    free(p->silent_nodes);
+}
+
+/* On the coordinator: what that node has said of itself; NULL elsewhere, and before it has. */
+static const Pb__JobStats *figures_of(const struct epoch *epoch, uint32_t node)
+{
+    return epoch->coordinator ? stats_round_figures(coordinator_stats(epoch->coordinator), node)
+                              : NULL;
+}
+
+static uint32_t n_nodes(const struct epoch *epoch)
+{
+    return epoch->layout ? epoch->layout->n_nodes : 1;
+}
+
+static bool picture_init(struct picture *p, const struct epoch *epoch)
+{
+    size_t n_links = 0, n_stalls = STALLS_MAX;
+    for (uint32_t node = 0; node < n_nodes(epoch); node++) {
+        const Pb__JobStats *figures = figures_of(epoch, node);
+        n_links += figures ? figures->n_links : 0;
+        n_stalls += figures ? figures->n_stalls : 0;
+    }
+    *p = (struct picture){
+        .stats = PB__JOB_STATS__INIT,
+        .ranks = calloc(epoch->size, sizeof *p->ranks),
+        .rank_pointers = calloc(epoch->size, sizeof(*p->rank_pointers)),
+        .stalls = calloc(1, sizeof *p->stalls),
+        .stall_pointers = calloc(n_stalls, sizeof(*p->stall_pointers)),
+        .links = list_links(epoch),
+        .silent_nodes = calloc(n_nodes(epoch), sizeof *p->silent_nodes),
+    };
+    n_links += p->links ? p->links->n : 0;
+    p->link_pointers = calloc(n_links + 1, sizeof(*p->link_pointers));
+    return p->ranks && p->rank_pointers && p->stalls && p->stall_pointers && p->link_pointers &&
+           p->silent_nodes;
+}
+
+static void draw_own(struct picture *p, struct epoch *epoch, const struct region_quota *quota)
+{
+    const struct exec_stats *exec = exec_stats(epoch->exec);
+    uint64_t now_ns = clock_now_ns();
+    for (uint32_t i = 0; i < epoch->n_members; i++) {
+        fill_rank(epoch, &epoch->members[i], &p->ranks[i]);
+        p->rank_pointers[i] = &p->ranks[i];
+    }
+    if (epoch->plan)
+        plan_list_stalls(epoch->plan, now_ns, add_stall, p->stalls);
+    exec_list_stalls(epoch->exec, now_ns, epoch->setup->stall_warn_ns, add_stall, p->stalls);
+    for (size_t i = 0; i < p->stalls->n; i++)
+        p->stall_pointers[p->stats.n_stalls++] = &p->stalls->messages[i];
+    for (size_t i = 0; p->links && i < p->links->n; i++)
+        p->link_pointers[p->stats.n_links++] = &p->links->messages[i];
+    p->stats.n_ranks = epoch->n_members;
+    p->stats.ops = exec->ops;
+    p->stats.bytes = exec->bytes;
+    p->stats.batches = exec->batches;
+    p->stats.memory_bytes = quota->used_bytes;
+    p->stats.wait_us = exec->wait_us;
+    p->stats.run_us = exec->run_us;
+}
+
+/* The node knows its ranks best, except how late they are, and whether they have left: that shows
+ * where all are seen. */
+static void correct_rank(struct picture *p, const struct epoch *epoch, uint32_t node,
+                         const Pb__RankStats *said)
+{
+    for (uint32_t i = 0; i < epoch->n_members; i++) {
+        Pb__RankStats *row = &p->ranks[i];
+        if (row->rank != said->rank || epoch->members[i].node != node)
+            continue;
+        row->uid = said->uid;
+        row->source = said->source;
+        row->ops_done = said->ops_done;
+        row->ops_failed = said->ops_failed;
+        row->bytes = said->bytes;
+        row->in_flight = said->in_flight;
+        row->memory_bytes = said->memory_bytes;
+    }
+}
+
+static void draw_node(struct picture *p, const struct epoch *epoch, uint32_t node,
+                      const Pb__JobStats *said)
+{
+    for (size_t i = 0; i < said->n_ranks; i++)
+        correct_rank(p, epoch, node, said->ranks[i]);
+    for (size_t i = 0; i < said->n_stalls; i++)
+        p->stall_pointers[p->stats.n_stalls++] = said->stalls[i];
+    for (size_t i = 0; i < said->n_links; i++)
+        if (said->links[i]->from_node == node)
+            p->link_pointers[p->stats.n_links++] = said->links[i];
+    p->stats.memory_bytes += said->memory_bytes;
+}
+
+static void draw_others(struct picture *p, const struct epoch *epoch)
+{
+    for (uint32_t node = 0; epoch->coordinator && node < n_nodes(epoch); node++) {
+        const Pb__JobStats *said = figures_of(epoch, node);
+        if (said)
+            draw_node(p, epoch, node, said);
+        if (stats_round_is_silent(coordinator_stats(epoch->coordinator), node))
+            p->silent_nodes[p->stats.n_silent_nodes++] = node;
+    }
 }
 
 static void send_empty(uint64_t seq, const struct region_quota *quota,
@@ -120,50 +249,22 @@ static void send_empty(uint64_t seq, const struct region_quota *quota,
 void stats_reply(struct epoch *epoch, const struct region_quota *quota, uint64_t seq,
                  void (*push)(void *data, Pb__StatsReply *reply), void *data)
 {
-    Pb__RankStats *ranks = epoch ? calloc(epoch->size, sizeof *ranks) : NULL;
-    Pb__RankStats **pointers = epoch ? calloc(epoch->size, sizeof *pointers) : NULL;
-    struct stall_list *stalls = epoch ? calloc(1, sizeof *stalls) : NULL;
-    if (!ranks || !pointers || !stalls) {
+    struct picture picture = {0};
+    if (!epoch || !picture_init(&picture, epoch)) {
         send_empty(seq, quota, push, data);
-        free(ranks);
-        free(pointers);
-        free(stalls);
+        picture_deinit(&picture);
         return;
     }
-    for (uint32_t i = 0; i < epoch->n_members; i++) {
-        fill_rank(epoch, &epoch->members[i], &ranks[i]);
-        pointers[i] = &ranks[i];
-    }
-    if (epoch->plan)
-        plan_list_stalls(epoch->plan, clock_now_ns(), add_stall, stalls);
-    exec_list_stalls(epoch->exec, clock_now_ns(), epoch->setup->stall_warn_ns, add_stall, stalls);
-    const struct exec_stats *exec = exec_stats(epoch->exec);
-    Pb__JobStats stats = PB__JOB_STATS__INIT;
-    stats.ranks = pointers;
-    stats.n_ranks = epoch->n_members;
-    stats.stalls = stalls->pointers;
-    stats.n_stalls = stalls->n;
-    stats.ops = exec->ops;
-    stats.bytes = exec->bytes;
-    stats.batches = exec->batches;
-    stats.memory_bytes = quota->used_bytes;
-    struct link_list *links = list_links(epoch);
-    if (links) {
-        stats.links = links->pointers;
-        stats.n_links = links->n;
-    }
-    stats.wait_us = exec->wait_us;
-    stats.run_us = exec->run_us;
+    draw_own(&picture, epoch, quota);
+    draw_others(&picture, epoch);
+    Pb__JobStats *stats = &picture.stats;
+    stats->ranks = picture.rank_pointers;
+    stats->stalls = picture.stall_pointers;
+    stats->links = picture.link_pointers;
+    stats->silent_nodes = picture.silent_nodes;
     Pb__StatsReply reply = PB__STATS_REPLY__INIT;
     reply.seq = seq;
-    reply.stats = &stats;
+    reply.stats = stats;
     push(data, &reply);
-    for (size_t i = 0; i < stalls->n; i++) {
-        free(stalls->messages[i].missing);
-        free(stalls->messages[i].present);
-    }
-    free(links);
-    free(stalls);
-    free(pointers);
-    free(ranks);
+    picture_deinit(&picture);
 }

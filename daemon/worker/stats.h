@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gradctl sees of a worker: an epoch's figures as a message. Thread: loop. */
+/* What gradctl sees of a worker: an epoch's figures as a message; on the coordinator with what the
+ * other nodes' workers said last. Thread: loop. */
 #ifndef GRADD_STATS_H
 #define GRADD_STATS_H
 

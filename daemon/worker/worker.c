@@ -8,9 +8,10 @@
 #include "base/clock.h"
 #include "base/conn.h"
 #include "base/log.h"
-#include "worker/epoch.h"
+#include "worker/coordinator.h"
 #include "worker/backend/nccl/nccl_table.h"
 #include "worker/buffer/cuda_import.h"
+#include "worker/epoch.h"
 #include "worker/reduce/reduce.h"
 #include "worker/stats.h"
 
@@ -244,10 +245,20 @@ static void push_stats(void *data, Pb__StatsReply *reply)
     push(data, PB__ENVELOPE__BODY_STATS_REPLY, reply);
 }
 
+/* Of the epoch of now, whichever the question was about. */
+static void answer_stats(void *data, uint64_t seq)
+{
+    struct worker *worker = data;
+    stats_reply(worker->epoch, &worker->quota, seq, push_stats, worker);
+}
+
 static void on_stats_request(struct worker *worker, struct wire_frame *frame)
 {
-    stats_reply(worker->epoch, &worker->quota, frame->envelope->stats_request->seq, push_stats,
-                worker);
+    const Pb__StatsRequest *request = frame->envelope->stats_request;
+    if (request->all_nodes && worker->epoch && worker->epoch->coordinator)
+        coordinator_ask_stats(worker->epoch->coordinator, request->seq, answer_stats, worker);
+    else
+        answer_stats(worker, request->seq);
 }
 
 /* ------------------------------------------------------------------ the channel */

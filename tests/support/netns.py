@@ -157,11 +157,19 @@ class Node:
 
     def cap(self, mbit: float) -> None:
         """So many Mbit/s each way, as a port of that speed would have."""
+        self._cap(mbit, self._ends())
+
+    @staticmethod
+    def _cap(mbit: float, ends: list[tuple[str, str]]) -> None:
         # A burst holds what the kernel's timer lets pass between two ticks, and one large packet.
         burst = max(65536, int(mbit * 1e6 / 8 / 250))
-        for namespace, device in self._ends():
+        for namespace, device in ends:
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf",
                  "rate", f"{int(mbit * 1000)}kbit", "burst", str(burst), "latency", "50ms")
+
+    def cap_sent(self, mbit: float) -> None:
+        """Only what the node sends."""
+        self._cap(mbit, self._ends()[:1])
 
     def drop_sent(self) -> None:
         """What the node sends is lost; what others send to it arrives."""

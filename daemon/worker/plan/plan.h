@@ -47,6 +47,8 @@ struct plan_op {
     uint64_t first_ns;          /* arrival of the first part */
     uint64_t ready_ns;          /* arrival of the last */
     uint64_t result;            /* GRADD_SET_ADD: the set's id; GRADD_JOIN: the last rank */
+    /* The caller's: number of the answer that the op's nodes give together about NaN; 0: none. */
+    uint64_t finite_check;
 };
 
 /* A request that has waited longer than stall_warn. Valid during the callback. */
