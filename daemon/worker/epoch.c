@@ -567,12 +567,8 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
         follower_close(epoch->follower);
     flush_members(epoch);
     announce_failure(epoch);
-<<<<<<< Updated upstream
-    check_over(epoch); /* who is left may be on other nodes only */
-=======
     start_members(epoch); /* the links may not stand yet, and members leave all the same */
     check_over(epoch);    /* who is left may be on other nodes only */
->>>>>>> Stashed changes
 }
 
 /* The member's connection is over and what it has sent has been taken. */
