@@ -348,6 +348,20 @@ int wire_out_push(struct wire_out *out, const Pb__Envelope *envelope, const int 
     return 0;
 }
 
+int wire_out_move(struct wire_out *out, struct wire_out *from)
+{
+    size_t bytes = from->end - from->begin;
+    if (out->end - out->begin + bytes > out->limit)
+        return -ENOBUFS;
+    int rc = out_reserve(out, bytes);
+    if (rc < 0 || bytes == 0)
+        return rc;
+    memcpy(out->data + out->end, from->data + from->begin, bytes);
+    out->end += bytes;
+    from->begin = from->end = 0;
+    return 0;
+}
+
 /* One sendmsg: up to the next frame that carries fds, or that frame's bytes with its fds. */
 static ssize_t send_some(struct wire_out *out, int fd)
 {

@@ -94,6 +94,10 @@ void wire_out_deinit(struct wire_out *out);
 int wire_out_push(struct wire_out *out, const Pb__Envelope *envelope, const int *fds,
                   unsigned n_fds);
 
+/* Move what `from` holds, which has no fds, behind what `out` holds. 0, -ENOBUFS or -ENOMEM; then
+ * nothing was moved. */
+int wire_out_move(struct wire_out *out, struct wire_out *from);
+
 /* Send without blocking. 0: the queue is empty; 1: the socket is full, poll for writing; -errno. */
 int wire_out_flush(struct wire_out *out, int fd);
 

@@ -13,10 +13,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "context.h"
+#include "cuda.h"
 
 enum {
     FEEDS_A_FRAME = 64,
@@ -51,9 +53,11 @@ static void clear_fd(int fd)
 
 int channel_push(struct gradd *g, const Pb__Envelope *envelope, const int *fds, unsigned n_fds)
 {
-    if (g->worker.is_broken)
-        return 0;
-    int rc = wire_out_push(&g->worker.out, envelope, fds, n_fds);
+    int rc = 0;
+    pthread_mutex_lock(&g->out_lock);
+    if (!g->worker.is_broken)
+        rc = wire_out_push(&g->worker.out, envelope, fds, n_fds);
+    pthread_mutex_unlock(&g->out_lock);
     if (rc == -ENOBUFS) {
         context_fail(g, GRADD_ERR_INTERNAL, "job %s: the worker has stopped reading",
                      g->identity.job);
@@ -62,16 +66,51 @@ int channel_push(struct gradd *g, const Pb__Envelope *envelope, const int *fds, 
     return rc;
 }
 
-void channel_flush(struct gradd *g)
+/* Under out_lock. True when the socket is full: somebody must poll for writing. */
+static bool flush_locked(struct link *worker)
 {
-    struct link *worker = &g->worker;
     if (worker->is_broken || wire_out_is_empty(&worker->out))
-        return;
+        return false;
     int rc = wire_out_flush(&worker->out, worker->fd);
     if (rc < 0)
         worker->is_broken = true; /* reading will find the end of stream, and why */
-    else if (rc == 1 && g->is_polling)
+    return rc == 1;
+}
+
+bool channel_flush_out(struct gradd *g)
+{
+    pthread_mutex_lock(&g->out_lock);
+    bool is_full = flush_locked(&g->worker);
+    pthread_mutex_unlock(&g->out_lock);
+    return is_full;
+}
+
+void channel_flush(struct gradd *g)
+{
+    if (channel_flush_out(g) && g->is_polling)
         signal_fd(g->wake_fd); /* it must poll for writing too */
+}
+
+bool channel_send_frames(struct gradd *g, struct wire_out *frames)
+{
+    pthread_mutex_lock(&g->out_lock);
+    if (!g->worker.is_broken && wire_out_move(&g->worker.out, frames) < 0)
+        g->worker.is_broken = true; /* ops would be missing: the worker sees the end below */
+    bool is_full = flush_locked(&g->worker);
+    if (g->worker.is_broken && g->worker.fd >= 0)
+        shutdown(g->worker.fd, SHUT_WR);
+    pthread_mutex_unlock(&g->out_lock);
+    if (is_full)
+        signal_fd(g->wake_fd); /* a thread that polls must do so for writing too */
+    return is_full;
+}
+
+static bool has_output(struct gradd *g)
+{
+    pthread_mutex_lock(&g->out_lock);
+    bool has = !g->worker.is_broken && !wire_out_is_empty(&g->worker.out);
+    pthread_mutex_unlock(&g->out_lock);
+    return has;
 }
 
 void channel_push_feeds(struct gradd *g)
@@ -149,6 +188,14 @@ static void on_progress(struct gradd *g, const Pb__Progress *progress)
     channel_feed(g, op);
 }
 
+/* The op's work is in the worker's stream. */
+static void on_enqueued(struct gradd *g, uint64_t id)
+{
+    struct op *op = op_find(&g->ops, (int64_t)id);
+    if (op && op->state == OP_RUNNING && op->cuda)
+        cuda_op_enqueued(g, op);
+}
+
 static void on_region_reply(struct gradd *g, const Pb__RegionReply *reply)
 {
     struct region *region = g->unanswered;
@@ -159,7 +206,7 @@ static void on_region_reply(struct gradd *g, const Pb__RegionReply *reply)
     region->is_answered = true;
     g->has_ended = true; /* its thread may be asleep */
     region->status = error_status_from_wire(reply->code);
-    if (reply->text[0])
+    if (reply->text[0] && !region->text)
         region->text = strdup(reply->text);
 }
 
@@ -198,6 +245,8 @@ static void on_worker_frame(struct gradd *g, const Pb__Envelope *envelope)
         batch = envelope->completion_batch;
         if (batch->epoch != g->epoch)
             break;
+        for (size_t i = 0; i < batch->n_enqueued; i++)
+            on_enqueued(g, batch->enqueued[i]);
         for (size_t i = 0; i < batch->n_completions; i++)
             on_completion(g, batch->completions[i]);
         for (size_t i = 0; i < batch->n_progress; i++)
@@ -205,6 +254,9 @@ static void on_worker_frame(struct gradd *g, const Pb__Envelope *envelope)
         break;
     case PB__ENVELOPE__BODY_REGION_REPLY:
         on_region_reply(g, envelope->region_reply);
+        break;
+    case PB__ENVELOPE__BODY_QUEUE_REPLY:
+        cuda_queue_replied(g, envelope->queue_reply);
         break;
     case PB__ENVELOPE__BODY_EPOCH_FAILED:
         on_worker_failed(g, envelope->epoch_failed);
@@ -226,7 +278,10 @@ static void on_daemon_frame(struct gradd *g, const Pb__Envelope *envelope)
 /* The stream has ended. Without the daemon training goes on; without the worker it can not. */
 static void on_end(struct gradd *g, struct link *link)
 {
-    link->is_over = link->is_broken = true;
+    link->is_over = true;
+    pthread_mutex_lock(&g->out_lock);
+    link->is_broken = true;
+    pthread_mutex_unlock(&g->out_lock);
     if (link == &g->worker)
         g->verdict_ns = context_now_ns() + cause_grace_ns;
     if (link == &g->daemon && g->epoll_fd >= 0)
@@ -332,7 +387,7 @@ static bool poll_links(struct gradd *g, uint64_t deadline_ns)
         {.fd = g->daemon.is_over ? -1 : g->daemon.fd, .events = POLLIN},
         {.fd = g->wake_fd, .events = POLLIN},
     };
-    if (!g->worker.is_broken && !wire_out_is_empty(&g->worker.out))
+    if (has_output(g))
         fds[0].events |= POLLOUT;
     if (g->verdict_ns && !g->failure && (!deadline_ns || deadline_ns > g->verdict_ns))
         deadline_ns = g->verdict_ns;

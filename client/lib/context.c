@@ -7,6 +7,8 @@
  */
 #include "context.h"
 
+#include "cuda.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -89,6 +91,8 @@ void context_end_op(struct gradd *g, struct op *op, int status, const char *text
         drop_feed(g, op);
     op_drop_regions(op);
     stage_release(g, op);
+    if (op->cuda)
+        cuda_op_ended(g, op, status);
     op->state = OP_ENDED;
     g->ops.n_running--;
     g->ops.bytes_running -= op->in_bytes + op->out_bytes;
@@ -106,6 +110,8 @@ void context_reap(struct gradd *g, struct op *lead)
 {
     if (lead->n_running > 0 || !lead->is_released || lead->n_waiting > 0)
         return;
+    if (lead->cuda)
+        cuda_settle(g, lead);
     while (lead) {
         struct op *next = lead->next;
         op_free(&g->ops, lead);
@@ -131,6 +137,8 @@ void context_fail(struct gradd *g, int status, const char *format, ...)
         region->is_answered = true;
         region->status = status;
     }
+    if (g->cuda)
+        cuda_failed(g);
     g->has_ended = true;
 }
 

@@ -33,11 +33,15 @@ struct link {
     bool is_broken; /* writing failed: what is queued is lost */
 };
 
+struct cuda;
 struct submit_scratch;
 
 struct gradd {
     LIST_ENTRY(gradd) all; /* under the list's own lock: see fork.c */
     pthread_mutex_t lock;
+    /* Guards worker.out and worker.is_broken: a stream's host function sends without `lock`, which
+     * may be held by a thread that waits for that very stream. Taken alone or within `lock`. */
+    pthread_mutex_t out_lock;
     pthread_cond_t changed; /* CLOCK_MONOTONIC: ops ended, or the poller stepped down */
     atomic_bool is_forked;
 
@@ -48,6 +52,9 @@ struct gradd {
     uint32_t max_in_flight;
     uint64_t memory_bytes;
     bool is_solo;
+    bool has_device_path;  /* the worker takes device memory; else device_text says why not */
+    uint32_t device_order; /* enum pb__queue_order: what is configured */
+    char device_text[ERROR_TEXT_BYTES];
     struct spin spin;
 
     struct link daemon, worker;
@@ -78,6 +85,7 @@ struct gradd {
     size_t n_sets;
     uint32_t n_sets_made;           /* in a world of one: the last id given */
     struct submit_scratch *scratch; /* owned by submit.c */
+    struct cuda *cuda;              /* owned by cuda.c; NULL until an op has device memory */
 };
 
 /* ---- context.c */
@@ -108,6 +116,10 @@ uint64_t context_now_ns(void);
 /* A region that the worker knows too. May release the lock meanwhile. 0 or a status. */
 int memory_new_region(struct gradd *g, size_t bytes, bool is_staging, struct region **out);
 void memory_free_region(struct gradd *g, struct region *region);
+/* Tell the worker that it may close the region, without waiting. */
+void memory_unregister(struct gradd *g, const struct region *region);
+/* Wait for the worker's word on the region, whose message was pushed. 0 or a status. */
+int memory_await_answer(struct gradd *g, struct region *region);
 
 /* ---- channel.c */
 
@@ -130,6 +142,11 @@ int channel_push(struct gradd *g, const Pb__Envelope *envelope, const int *fds, 
 void channel_push_feeds(struct gradd *g);
 /* Send what is queued, as far as the socket takes it. */
 void channel_flush(struct gradd *g);
+/* The same from a thread without the lock. True when the socket is full. */
+bool channel_flush_out(struct gradd *g);
+/* Queue frames that were made before, and flush. Thread: any, without the lock. True when the
+ * socket is full. */
+bool channel_send_frames(struct gradd *g, struct wire_out *frames);
 /* Copy in what fits, and tell the worker piece by piece. */
 void channel_feed(struct gradd *g, struct op *op);
 /* The pollable descriptor, created on first use. fd, or a status with gradd_error() set. */
@@ -194,6 +211,9 @@ int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t
 /* Run the op in this process: a world of one. 0, or a status with *out_text set. */
 int solo_run(struct gradd *g, struct op *op, const struct gradd_op *request,
              const struct op_shape *shape, const char **out_text);
+/* What an all-reduce or reduce-scatter does to host memory; elements that are NaN or infinite. */
+void solo_reduce(const struct gradd_op *request, const struct op_shape *shape);
+uint64_t solo_count_nonfinite(const struct gradd_op *request);
 
 /* ---- fork.c */
 

@@ -4,7 +4,8 @@
  *
  * All contexts are on one list. Around fork() every lock is held, so that the child's copy is
  * whole; the child then closes the connections and marks the context, which makes every call
- * refuse. Lock order: the list, then contexts.
+ * refuse. Lock order: the list, then contexts, then their outgoing
+ * halves.
  */
 #include <pthread.h>
 #include <unistd.h>
@@ -20,14 +21,20 @@ static void before_fork(void)
     struct gradd *g;
     pthread_mutex_lock(&list_lock);
     LIST_FOREACH(g, &contexts, all)
-    pthread_mutex_lock(&g->lock);
+    {
+        pthread_mutex_lock(&g->lock);
+        pthread_mutex_lock(&g->out_lock);
+    }
 }
 
 static void after_fork_in_parent(void)
 {
     struct gradd *g;
     LIST_FOREACH(g, &contexts, all)
-    pthread_mutex_unlock(&g->lock);
+    {
+        pthread_mutex_unlock(&g->out_lock);
+        pthread_mutex_unlock(&g->lock);
+    }
     pthread_mutex_unlock(&list_lock);
 }
 
@@ -51,6 +58,7 @@ static void after_fork_in_child(void)
         close_fd(&g->epoll_fd);
         /* Threads that waited here are in the parent only. */
         pthread_cond_init(&g->changed, NULL);
+        pthread_mutex_unlock(&g->out_lock);
         pthread_mutex_unlock(&g->lock);
     }
     pthread_mutex_unlock(&list_lock);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "cuda.h"
 
 static struct op *find_handle(const struct gradd *g, gradd_handle handle)
 {
@@ -33,6 +34,17 @@ static bool has_ended(const void *arg)
     return ((const struct op *)arg)->n_running == 0;
 }
 
+/* Results may be on their way to the device still. */
+static int test_delivery(struct gradd *g, struct op *lead)
+{
+    int rc = cuda_deliver(g, lead);
+    if (rc == GRADD_PENDING) {
+        g->has_ended = true; /* callers' own loops must come back: no descriptor tells of it */
+        channel_notify(g);
+    }
+    return rc;
+}
+
 int gradd_test(struct gradd *g, gradd_handle handle)
 {
     int rc = context_enter(g);
@@ -45,6 +57,8 @@ int gradd_test(struct gradd *g, gradd_handle handle)
         if (!has_ended(lead))
             channel_step(g);
         rc = has_ended(lead) ? final_status(g, lead) : GRADD_PENDING;
+        if (rc == GRADD_OK && lead->cuda)
+            rc = test_delivery(g, lead);
     }
     context_leave(g);
     return rc;
@@ -78,10 +92,14 @@ int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t
         return GRADD_ERR_INVALID;
     }
     lead->n_waiting++;
-    rc = channel_wait(g, has_ended, lead, deadline_after(timeout_s));
+    uint64_t deadline = deadline_after(timeout_s);
+    rc = channel_wait(g, has_ended, lead, deadline);
+    if (rc == 0 && lead->cuda && lead->status == GRADD_OK)
+        rc = cuda_await_delivery(g, lead, deadline);
     lead->n_waiting--;
-    if (rc == 0) {
-        rc = final_status(g, lead);
+    if (rc != GRADD_PENDING) {
+        if (rc == 0)
+            rc = final_status(g, lead);
         if (rc == GRADD_OK)
             copy_counts(lead, out_counts, capacity);
         lead->is_released = true;
@@ -96,6 +114,46 @@ int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s)
     return handle_wait(g, handle, timeout_s, NULL, 0);
 }
 
+static int wait_stream(struct gradd *g, struct op *lead, void *stream, uint64_t deadline)
+{
+    int rc = channel_wait(g, lead->cuda ? cuda_is_launched : has_ended, lead, deadline);
+    if (rc == 0 && has_ended(lead))
+        rc = final_status(g, lead);
+    if (rc == 0 && lead->cuda)
+        rc = cuda_order_stream(g, lead, stream);
+    return rc;
+}
+
+int gradd_wait_stream(struct gradd *g, gradd_handle handle, void *stream, double timeout_s)
+{
+    if (isnan(timeout_s))
+        return error_set(GRADD_ERR_INVALID, "timeout_s is not a number");
+    int rc = context_enter(g);
+    if (rc < 0)
+        return rc;
+    struct op *lead = find_handle(g, handle);
+    if (!lead) {
+        context_leave(g);
+        return GRADD_ERR_INVALID;
+    }
+    lead->n_waiting++;
+    rc = wait_stream(g, lead, stream, deadline_after(timeout_s));
+    lead->n_waiting--;
+    context_reap(g, lead);
+    context_leave(g);
+    return rc;
+}
+
+int gradd_device_path(const struct gradd *g, const char **out_text)
+{
+    int rc = context_check_alive(g);
+    if (rc < 0)
+        return rc;
+    if (!g->has_device_path && out_text)
+        *out_text = g->device_text[0] ? g->device_text : "the daemon has not said why";
+    return g->has_device_path;
+}
+
 int gradd_release(struct gradd *g, gradd_handle handle)
 {
     int rc = context_enter(g);
@@ -104,6 +162,8 @@ int gradd_release(struct gradd *g, gradd_handle handle)
     struct op *lead = find_handle(g, handle);
     if (lead) {
         lead->is_released = true;
+        if (lead->cuda)
+            cuda_abandon(lead);
         context_reap(g, lead);
     }
     context_leave(g);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "context.h"
+#include "cuda.h"
 
 enum { STAGE_LIMIT_BYTES = 256 << 20 };
 
@@ -77,6 +78,7 @@ static struct gradd *context_new(void)
     pthread_cond_init(&g->changed, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&g->lock, NULL);
+    pthread_mutex_init(&g->out_lock, NULL);
     return g;
 }
 
@@ -100,10 +102,12 @@ static void context_free(struct gradd *g)
     for (size_t i = 0; i < g->regions.n; i++)
         region_unmap(g->regions.regions[i]);
     free(g->regions.regions);
+    cuda_free(g->cuda);
     free(g->sets);
     submit_scratch_free(g->scratch);
     pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
+    pthread_mutex_destroy(&g->out_lock);
     free(g);
 }
 
@@ -112,6 +116,8 @@ static void become_solo(struct gradd *g)
     g->is_solo = true;
     g->identity.local_size = 1;
     g->n_nodes = 1;
+    snprintf(g->device_text, sizeof g->device_text,
+             "a world of one has no worker: its ops run in the trainer's own streams");
     g->epoch = 1;
     g->max_in_flight = UINT32_MAX;
     g->memory_bytes = UINT64_MAX;
@@ -166,8 +172,11 @@ void gradd_shutdown(struct gradd *g)
     if (!g)
         return;
     fork_unwatch(g);
-    if (!atomic_load(&g->is_forked) && !g->is_solo)
+    bool is_forked = atomic_load(&g->is_forked);
+    if (!is_forked && !g->is_solo)
         session_leave(g);
+    if (!is_forked && g->cuda && !cuda_stop(g))
+        return; /* a stream may still call into this context: it stays, and is lost */
     context_free(g);
 }
 

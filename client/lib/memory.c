@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "context.h"
+#include "cuda.h"
 
 static bool is_answered(const void *arg)
 {
@@ -22,6 +23,22 @@ static void forget_unanswered(struct gradd *g, const struct region *region)
         at = &(*at)->next;
     if (*at)
         *at = region->next;
+}
+
+int memory_await_answer(struct gradd *g, struct region *region)
+{
+    region->is_answered = false;
+    region->next = g->unanswered;
+    g->unanswered = region;
+    channel_flush(g);
+    channel_wait(g, is_answered, region, WAIT_FOREVER);
+    forget_unanswered(g, region);
+    if (g->failure)
+        return context_check(g);
+    if (region->status != GRADD_OK)
+        return error_set(region->status, "%s",
+                         region->text ? region->text : "the worker refused shared memory");
+    return 0;
 }
 
 /* Tell the worker, wait for its answer. */
@@ -38,17 +55,7 @@ static int register_region(struct gradd *g, struct region *region, int fd)
     if (rc < 0)
         return error_set(GRADD_ERR_NO_MEMORY, "shared memory of %zu bytes: %s", region->bytes,
                          strerror(-rc));
-    region->next = g->unanswered;
-    g->unanswered = region;
-    channel_flush(g);
-    channel_wait(g, is_answered, region, WAIT_FOREVER);
-    forget_unanswered(g, region);
-    if (g->failure)
-        return context_check(g);
-    if (region->status != GRADD_OK)
-        return error_set(region->status, "%s",
-                         region->text ? region->text : "the worker refused shared memory");
-    return 0;
+    return memory_await_answer(g, region);
 }
 
 static int new_region(struct gradd *g, size_t bytes, bool is_staging, struct region **out)
@@ -87,21 +94,26 @@ int memory_new_region(struct gradd *g, size_t bytes, bool is_staging, struct reg
         return rc;
     /* Idle staging buffers are ours to return to the job's quota. */
     uint64_t before = g->stage.bytes;
-    stage_trim(g, UINT64_MAX);
+    stage_trim(g, &g->stage, UINT64_MAX);
     return g->stage.bytes < before ? new_region(g, bytes, is_staging, out) : rc;
+}
+
+void memory_unregister(struct gradd *g, const struct region *region)
+{
+    if (g->is_solo || g->failure)
+        return;
+    Pb__Unregister message = PB__UNREGISTER__INIT;
+    message.region = region->id;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    envelope.body_case = PB__ENVELOPE__BODY_UNREGISTER;
+    envelope.unregister = &message;
+    channel_push(g, &envelope, NULL, 0);
+    channel_flush(g);
 }
 
 void memory_free_region(struct gradd *g, struct region *region)
 {
-    if (!g->is_solo && !g->failure) {
-        Pb__Unregister message = PB__UNREGISTER__INIT;
-        message.region = region->id;
-        Pb__Envelope envelope = PB__ENVELOPE__INIT;
-        envelope.body_case = PB__ENVELOPE__BODY_UNREGISTER;
-        envelope.unregister = &message;
-        channel_push(g, &envelope, NULL, 0);
-        channel_flush(g);
-    }
+    memory_unregister(g, region);
     region_unmap(region);
 }
 
@@ -143,7 +155,9 @@ int gradd_free(struct gradd *g, void *memory)
     if (rc < 0)
         return rc;
     struct region *region = region_table_find(&g->regions, memory);
-    if (!region || region->base != memory) {
+    if (!region && g->cuda && cuda_free_device(g, memory, &rc)) {
+        /* rc is set */
+    } else if (!region || region->base != memory) {
         rc = error_set(GRADD_ERR_INVALID, "%p was not returned by gradd_alloc() of this context",
                        memory);
     } else if (region->n_uses > 0) {

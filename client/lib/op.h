@@ -35,6 +35,8 @@ struct process_set {
     int32_t index; /* of this rank within it, or -1 */
 };
 
+struct cuda_op;
+
 struct op {
     int64_t id; /* generation << OP_SLOT_BITS | slot: positive, increasing, never reused */
     uint32_t slot;
@@ -66,6 +68,7 @@ struct op {
     size_t n_counts, counts_capacity;
     uint64_t nonfinite; /* elements of nonfinite_rank's input that were NaN or infinite */
     int32_t nonfinite_rank;
+    struct cuda_op *cuda; /* device memory: its streams and buffers; NULL: host memory */
 };
 
 enum {

@@ -208,6 +208,9 @@ static int take_joined(struct gradd *g, const Pb__Joined *joined, struct wire_fr
     g->epoch = joined->epoch;
     g->max_in_flight = joined->max_in_flight ? joined->max_in_flight : UINT32_MAX;
     g->memory_bytes = joined->memory_bytes ? joined->memory_bytes : UINT64_MAX;
+    g->has_device_path = joined->device_path;
+    g->device_order = joined->order;
+    snprintf(g->device_text, sizeof g->device_text, "%s", joined->device_text);
     link_init(&g->worker, frame->fds[0]);
     frame->fds[0] = -1;
     return 0;
@@ -268,7 +271,9 @@ static void send_leave(struct link *link)
 
 void session_leave(struct gradd *g)
 {
+    pthread_mutex_lock(&g->out_lock);
     send_leave(&g->worker);
+    pthread_mutex_unlock(&g->out_lock);
     send_leave(&g->daemon);
     uint64_t deadline = context_now_ns() + LEAVE_TIMEOUT_S * second_ns;
     bool has_left = g->daemon.is_broken || g->daemon.is_over;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "cuda.h"
 
 /* ------------------------------------------------------------------ half types */
 
@@ -152,7 +153,7 @@ COUNT_NONFINITE(count_bf16, uint16_t, 0x7f80u)
 COUNT_NONFINITE(count_f32, uint32_t, 0x7f800000u)
 COUNT_NONFINITE(count_f64, uint64_t, 0x7ff0000000000000u)
 
-static uint64_t count_nonfinite(const struct gradd_op *request)
+uint64_t solo_count_nonfinite(const struct gradd_op *request)
 {
     switch (request->dtype) {
     case GRADD_F16:
@@ -168,7 +169,7 @@ static uint64_t count_nonfinite(const struct gradd_op *request)
     }
 }
 
-static void reduce_one(const struct gradd_op *request, const struct op_shape *shape)
+void solo_reduce(const struct gradd_op *request, const struct op_shape *shape)
 {
     if (shape->prescale != 1 || shape->postscale != 1)
         scale[request->dtype](request->in, request->out, request->count, shape->prescale,
@@ -218,12 +219,14 @@ static int remove_set(const struct gradd *g, const struct op *op, const char **o
 int solo_run(struct gradd *g, struct op *op, const struct gradd_op *request,
              const struct op_shape *shape, const char **out_text)
 {
+    if (op->cuda)
+        return cuda_alone_run(g, op, request, shape, out_text);
     switch ((enum gradd_kind)request->kind) {
     case GRADD_ALLREDUCE:
     case GRADD_REDUCE_SCATTER:
         if (request->check_finite)
-            op->nonfinite = count_nonfinite(request);
-        reduce_one(request, shape);
+            op->nonfinite = solo_count_nonfinite(request);
+        solo_reduce(request, shape);
         return GRADD_OK;
     case GRADD_BROADCAST:
         if (shape->out_bytes && request->out != request->in)

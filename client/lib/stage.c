@@ -93,7 +93,7 @@ static unsigned carve(struct stage_pool *pool, struct region *region, unsigned c
         struct stage_buffer *buffer = malloc(sizeof *buffer);
         if (!buffer)
             break;
-        *buffer = (struct stage_buffer){region, at, class, is_whole, pool->idle[class]};
+        *buffer = (struct stage_buffer){region, at, class, is_whole, pool, pool->idle[class]};
         pool->idle[class] = buffer;
         n++;
         if (is_whole)
@@ -102,39 +102,52 @@ static unsigned carve(struct stage_pool *pool, struct region *region, unsigned c
     return n;
 }
 
-static int add_buffers(struct gradd *g, unsigned class)
+static int new_region(struct gradd *g, struct stage_pool *pool, uint64_t bytes, struct region **out)
+{
+    return pool->new_region ? pool->new_region(g, pool, bytes, out)
+                            : memory_new_region(g, bytes, true, out);
+}
+
+static void free_region(struct gradd *g, struct stage_pool *pool, struct region *region)
+{
+    if (pool->free_region)
+        pool->free_region(g, pool, region);
+    else
+        memory_free_region(g, region);
+}
+
+static int add_buffers(struct gradd *g, struct stage_pool *pool, unsigned class)
 {
     uint64_t bytes = stage_class_bytes(class);
     if (bytes < SLAB_BYTES)
         bytes = SLAB_BYTES;
-    if (g->stage.bytes + bytes > g->stage.limit)
-        stage_trim(g, g->stage.bytes + bytes - g->stage.limit);
+    if (pool->bytes + bytes > pool->limit)
+        stage_trim(g, pool, pool->bytes + bytes - pool->limit);
     struct region *region;
-    int rc = memory_new_region(g, bytes, true, &region);
+    int rc = new_region(g, pool, bytes, &region);
     if (rc < 0)
         return rc;
-    if (remember_region(&g->stage, region) < 0) {
-        memory_free_region(g, region);
+    if (remember_region(pool, region) < 0) {
+        free_region(g, pool, region);
         return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
     }
-    if (carve(&g->stage, region, class) > 0)
+    if (carve(pool, region, class) > 0)
         return 0;
-    forget_region(&g->stage, region);
-    memory_free_region(g, region);
+    forget_region(pool, region);
+    free_region(g, pool, region);
     return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
 }
 
-/* Lend a buffer. May release the lock; another thread may then take what was added, hence a loop.
- */
-static int borrow(struct gradd *g, uint64_t bytes, struct stage_buffer **out)
+/* Another thread may take what was added while the lock was released, hence a loop. */
+int stage_borrow(struct gradd *g, struct stage_pool *pool, uint64_t bytes,
+                 struct stage_buffer **out)
 {
     unsigned class = stage_class(bytes);
     if (class >= STAGE_CLASSES)
         return error_set(GRADD_ERR_NO_MEMORY, "staging of %llu bytes: beyond all memory",
                          (unsigned long long)bytes);
-    struct stage_pool *pool = &g->stage;
     while (!pool->idle[class]) {
-        int rc = add_buffers(g, class);
+        int rc = add_buffers(g, pool, class);
         if (rc < 0)
             return rc;
     }
@@ -146,25 +159,25 @@ static int borrow(struct gradd *g, uint64_t bytes, struct stage_buffer **out)
     return 0;
 }
 
-static void give_back(struct stage_pool *pool, struct stage_buffer *buffer)
+void stage_give_back(struct stage_buffer *buffer)
 {
     if (!buffer)
         return;
+    struct stage_pool *pool = buffer->pool;
     pool->lent_bytes -= stage_class_bytes(buffer->class);
     buffer->next = pool->idle[buffer->class];
     pool->idle[buffer->class] = buffer;
 }
 
-void stage_trim(struct gradd *g, uint64_t bytes)
+void stage_trim(struct gradd *g, struct stage_pool *pool, uint64_t bytes)
 {
-    struct stage_pool *pool = &g->stage;
     for (unsigned class = STAGE_CLASSES; class -- > stage_class(SLAB_BYTES);) {
         while (pool->idle[class] && bytes > 0) {
             struct stage_buffer *buffer = pool->idle[class];
             pool->idle[class] = buffer->next;
             bytes -= buffer->region->bytes < bytes ? buffer->region->bytes : bytes;
             forget_region(pool, buffer->region);
-            memory_free_region(g, buffer->region);
+            free_region(g, pool, buffer->region);
             free(buffer);
         }
     }
@@ -209,10 +222,10 @@ static int prepare_flow(struct gradd *g, struct op *op, enum stage_window window
         (window == STAGE_BLOCKING || g->stage.lent_bytes + flow->total > g->stage.limit))
         flow->window = WINDOW_BYTES;
     struct stage_buffer *buffer;
-    int rc = borrow(g, flow->window, &buffer);
+    int rc = stage_borrow(g, &g->stage, flow->window, &buffer);
     if (rc == GRADD_ERR_NO_MEMORY && may_ring && flow->window > WINDOW_BYTES) {
         flow->window = WINDOW_BYTES;
-        rc = borrow(g, flow->window, &buffer);
+        rc = stage_borrow(g, &g->stage, flow->window, &buffer);
     }
     if (rc < 0)
         return rc;
@@ -231,14 +244,14 @@ static int prepare_flow(struct gradd *g, struct op *op, enum stage_window window
 static int prepare_whole(struct gradd *g, struct op *op, uint64_t in_bytes, uint64_t out_bytes)
 {
     if (op->in.user) {
-        int rc = borrow(g, in_bytes, &op->in.stage);
+        int rc = stage_borrow(g, &g->stage, in_bytes, &op->in.stage);
         if (rc < 0)
             return rc;
         put_in(&op->in, op->in.stage, 0);
         memcpy(op->in.region->base + op->in.offset, op->in.user, in_bytes);
     }
     if (op->out.user) {
-        int rc = borrow(g, out_bytes, &op->out.stage);
+        int rc = stage_borrow(g, &g->stage, out_bytes, &op->out.stage);
         if (rc < 0)
             return rc;
         put_in(&op->out, op->out.stage, 0);
@@ -315,7 +328,7 @@ void stage_finish(struct op *op)
 
 void stage_release(struct gradd *g, struct op *op)
 {
-    give_back(&g->stage, op->in.stage);
-    give_back(&g->stage, op->out.stage);
+    stage_give_back(op->in.stage);
+    stage_give_back(op->out.stage);
     op->in.stage = op->out.stage = NULL;
 }

@@ -53,10 +53,15 @@ struct stage_buffer {
     uint64_t offset;
     unsigned class;
     bool is_whole;             /* it is its region: may be given back to the system */
+    struct stage_pool *pool;   /* where it belongs */
     struct stage_buffer *next; /* in the pool */
 };
 
 struct stage_pool {
+    /* Memory of another kind than memory_new_region() makes; NULL: that kind. */
+    int (*new_region)(struct gradd *g, struct stage_pool *pool, size_t bytes, struct region **out);
+    void (*free_region)(struct gradd *g, struct stage_pool *pool, struct region *region);
+    void *owner; /* for these two */
     struct stage_buffer *idle[STAGE_CLASSES];
     struct region **regions; /* all, for the end */
     size_t n_regions, regions_capacity;
@@ -85,9 +90,14 @@ void stage_finish(struct op *op);
 /* Give back what stage_prepare() lent. Idempotent. */
 void stage_release(struct gradd *g, struct op *op);
 
+/* Lend a buffer of at least `bytes`. May release the lock. 0 or a status. */
+int stage_borrow(struct gradd *g, struct stage_pool *pool, uint64_t bytes,
+                 struct stage_buffer **out);
+void stage_give_back(struct stage_buffer *buffer); /* NULL-safe */
+
 /* Give idle buffers back to the system, at least `bytes` where possible. */
-void stage_trim(struct gradd *g, uint64_t bytes);
-/* Free everything: the context ends. */
+void stage_trim(struct gradd *g, struct stage_pool *pool, uint64_t bytes);
+/* Free everything: the context ends. Memory of another kind is its owner's to free before. */
 void stage_pool_deinit(struct stage_pool *pool);
 
 #endif

@@ -11,9 +11,11 @@
 #include <string.h>
 
 #include "context.h"
+#include "cuda.h"
 
 enum {
     FRAME_TARGET_BYTES = 256 << 10, /* longer batches are sent as several frames */
+    BUFFERS_AN_OP = 3,              /* in, out, signal */
     SUBMIT_BYTES = 128,             /* of a Submit on the wire, without names and counts */
 };
 
@@ -25,7 +27,7 @@ struct submit_scratch {
     struct op_shape *shapes;
     struct op **ops;
     Pb__Submit *submits;
-    Pb__Buffer *buffers; /* two per op */
+    Pb__Buffer *buffers; /* three per op */
     Pb__Submit **pointers;
     uint64_t *even;
 };
@@ -60,7 +62,8 @@ static bool scratch_reserve(struct submit_scratch *s, size_t n)
     if (!resize(&s->requests, n, sizeof *s->requests) ||
         !resize(&s->shapes, n, sizeof *s->shapes) || !resize(&s->ops, n, sizeof(void *)) ||
         !resize(&s->submits, n, sizeof *s->submits) ||
-        !resize(&s->buffers, n, 2 * sizeof *s->buffers) || !resize(&s->pointers, n, sizeof(void *)))
+        !resize(&s->buffers, n, BUFFERS_AN_OP * sizeof *s->buffers) ||
+        !resize(&s->pointers, n, sizeof(void *)))
         return false;
     s->capacity = n;
     return true;
@@ -152,6 +155,14 @@ static void skip_output_of_root(const struct gradd *g, const struct gradd_op *re
     op->out = (struct lane){0};
 }
 
+/* An enum cuda_place, or a status. Programs without CUDA come back at once. */
+static int prepare_device(struct gradd *g, const struct gradd_op *request,
+                          const struct op_shape *shape, struct op *op)
+{
+    const struct cuda_table *cuda = op->in_bytes || op->out_bytes ? cuda_driver() : NULL;
+    return cuda ? cuda_op_prepare(g, cuda, request, shape, op) : CUDA_HOST;
+}
+
 static int prepare(struct gradd *g, const struct gradd_op *request, const struct op_shape *shape,
                    struct op *op, enum stage_window window)
 {
@@ -170,9 +181,12 @@ static int prepare(struct gradd *g, const struct gradd_op *request, const struct
     }
     if (request->kind == GRADD_SET_REMOVE)
         op->set.id = (uint32_t)request->root;
+    int rc = prepare_device(g, request, shape, op);
+    if (rc != CUDA_HOST)
+        return rc < 0 ? rc : 0;
     if (g->is_solo)
         return 0;
-    int rc = place_buffers(g, request, op);
+    rc = place_buffers(g, request, op);
     if (rc < 0)
         return rc;
     skip_output_of_root(g, request, op);
@@ -190,6 +204,8 @@ static void undo(struct gradd *g, struct op **ops, size_t n)
         struct op *op = ops[i];
         op_drop_regions(op);
         stage_release(g, op);
+        if (op->cuda)
+            cuda_op_release(g, op);
         op_free(&g->ops, op);
     }
 }
@@ -212,6 +228,8 @@ static int prepare_all(struct gradd *g, struct submit_scratch *s, size_t n,
         s->ops[n_made++] = op;
         rc = prepare(g, &s->requests[i], &s->shapes[i], op, window);
     }
+    if (rc == 0 && g->cuda)
+        rc = cuda_ops_join(g, s->ops, n);
     /* Preparing may have let go of the lock. */
     if (rc == 0)
         rc = context_check(g);
@@ -221,6 +239,8 @@ static int prepare_all(struct gradd *g, struct submit_scratch *s, size_t n,
                        "job %s, rank %d: %u ops in flight and %zu more, the job allows %u: wait "
                        "for some first",
                        g->identity.job, g->identity.rank, g->ops.n_running, n, g->max_in_flight);
+    if (rc == 0 && s->ops[0]->cuda && !g->is_solo)
+        rc = cuda_ops_issue(g, s->ops, n);
     if (rc < 0)
         undo(g, s->ops, n_made);
     return rc;
@@ -269,7 +289,9 @@ static void describe(const struct gradd_op *request, const struct op_shape *shap
         out->dims = (uint64_t *)(uintptr_t)request->dims;
         out->n_dims = request->dims ? request->n_dims : 0;
     }
-    out->ready = op->is_flowing ? op->flow.fed / op->element_bytes : op->count;
+    out->ready = op->is_flowing && !op->cuda ? op->flow.fed / op->element_bytes : op->count;
+    if (op->cuda)
+        cuda_op_describe(op, &buffers[2], out);
 }
 
 /* The group's name is the same on all ranks, in whatever order they list its ops. */
@@ -282,7 +304,8 @@ static const char *name_group(const struct submit_scratch *s, size_t n)
     return n > 1 ? least : NULL;
 }
 
-static void push_batch(struct gradd *g, Pb__Submit **submits, size_t n)
+/* To the worker; or, with frames, there, to be sent later. */
+static void push_batch(struct gradd *g, Pb__Submit **submits, size_t n, struct wire_out *frames)
 {
     Pb__SubmitBatch batch = PB__SUBMIT_BATCH__INIT;
     batch.epoch = g->epoch;
@@ -291,13 +314,14 @@ static void push_batch(struct gradd *g, Pb__Submit **submits, size_t n)
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_SUBMIT_BATCH;
     envelope.submit_batch = &batch;
-    int rc = channel_push(g, &envelope, NULL, 0);
+    int rc =
+        frames ? wire_out_push(frames, &envelope, NULL, 0) : channel_push(g, &envelope, NULL, 0);
     if (rc < 0)
         context_fail(g, GRADD_ERR_NO_MEMORY, "job %s: a submission could not be sent: %s",
                      g->identity.job, strerror(-rc));
 }
 
-static void send_all(struct gradd *g, struct submit_scratch *s, size_t n)
+static void push_all(struct gradd *g, struct submit_scratch *s, size_t n, struct wire_out *frames)
 {
     const char *group = name_group(s, n);
     size_t first = 0, bytes = 0;
@@ -305,17 +329,34 @@ static void send_all(struct gradd *g, struct submit_scratch *s, size_t n)
         size_t more = SUBMIT_BYTES + strlen(s->requests[i].name) + (group ? strlen(group) : 0) +
                       10 * s->shapes[i].n_counts;
         if (i > first && bytes + more > FRAME_TARGET_BYTES) {
-            push_batch(g, s->pointers + first, i - first);
+            push_batch(g, s->pointers + first, i - first, frames);
             first = i;
             bytes = 0;
         }
         bytes += more;
         s->pointers[i] = &s->submits[i];
-        describe(&s->requests[i], &s->shapes[i], s->ops[i], group, s->buffers + 2 * i,
+        describe(&s->requests[i], &s->shapes[i], s->ops[i], group, s->buffers + BUFFERS_AN_OP * i,
                  &s->submits[i]);
     }
-    push_batch(g, s->pointers + first, n - first);
+    push_batch(g, s->pointers + first, n - first, frames);
+}
+
+static void send_all(struct gradd *g, struct submit_scratch *s, size_t n)
+{
+    push_all(g, s, n, NULL);
     channel_flush(g);
+}
+
+/* Have the submission sent by its stream, behind the copies. */
+static void send_staged(struct gradd *g, struct submit_scratch *s, size_t n)
+{
+    struct cuda_launch *launch = cuda_launch_new(g);
+    if (!launch) {
+        context_fail(g, GRADD_ERR_NO_MEMORY, "job %s: out of memory", g->identity.job);
+        return;
+    }
+    push_all(g, s, n, cuda_launch_frames(launch));
+    cuda_ops_launch(g, s->ops, n, launch);
 }
 
 /* From here on the ops have ids and will end exactly once. */
@@ -354,7 +395,10 @@ static gradd_handle submit_locked(struct gradd *g, struct submit_scratch *s, siz
         run_solo(g, s, n);
         return handle;
     }
-    send_all(g, s, n);
+    if (cuda_op_is_staged(s->ops[0]))
+        send_staged(g, s, n);
+    else
+        send_all(g, s, n);
     for (size_t i = 0; i < n; i++)
         if (s->ops[i]->is_flowing && (s->ops[i]->in.user || s->ops[i]->out.user))
             channel_feed(g, s->ops[i]);
