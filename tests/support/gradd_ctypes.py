@@ -37,6 +37,7 @@ class Op(Structure):
         ("root", c_int32), ("set", c_uint32), ("name", c_char_p), ("input", c_void_p),
         ("output", c_void_p), ("count", c_uint64), ("out_capacity", c_uint64),
         ("counts", POINTER(c_uint64)), ("prescale", c_double), ("postscale", c_double),
+        ("check_finite", c_uint32),
     ]
 
 
@@ -65,6 +66,9 @@ _PROTOTYPES = {
     "gradd_wait": (c_int, c_void_p, c_int64, c_double),
     "gradd_release": (c_int, c_void_p, c_int64),
     "gradd_counts": (c_int64, c_void_p, c_int64, c_size_t, POINTER(c_uint64), c_size_t),
+    "gradd_nonfinite": (
+        c_int, c_void_p, c_int64, c_size_t, POINTER(c_int32), POINTER(c_uint64),
+    ),
     "gradd_fd": (c_int, c_void_p),
     "gradd_progress": (c_int, c_void_p),
     "gradd_barrier": (c_int, c_void_p, c_uint32),

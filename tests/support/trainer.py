@@ -100,6 +100,12 @@ def fill(key: str, value: float) -> None:
 
 
 @command
+def put(key: str, places: dict[str, float]) -> None:
+    for place, value in places.items():
+        buffers[key][int(place)] = float(value)
+
+
+@command
 def values(key: str, n: int = 4) -> list[float]:
     return [float(x) for x in buffers[key][:n]]
 
@@ -189,6 +195,20 @@ def wait_and_count(handle: int, context: str) -> dict[str, Any]:
     n = lib.gradd_counts(g, handle, 0, out, 64)
     lib.gradd_release(g, handle)
     return {**result, "counts": list(out[: max(n, 0)])}
+
+
+@command
+def wait_nonfinite(handle: str, context: str = "g") -> dict[str, Any]:
+    """What check_finite has found in a one-op submission: a rank and a number of elements."""
+    g = contexts[context]
+    while (status := lib.gradd_test(g, handles[handle])) == api.STATUS["PENDING"]:
+        select.select([lib.gradd_fd(g)], [], [], 10.0)
+        lib.gradd_progress(g)
+    result = outcome(status)
+    rank, count = ctypes.c_int32(-1), ctypes.c_uint64(0)
+    found = lib.gradd_nonfinite(g, handles[handle], 0, ctypes.byref(rank), ctypes.byref(count))
+    lib.gradd_release(g, handles[handle])
+    return {**result, "found": found, "rank": rank.value, "count": count.value}
 
 
 @command

@@ -503,7 +503,9 @@ size_t engine_stats(const struct engine *engine, struct net_link_stats *out, siz
         stats->n_streams++;
         stats->sent_bytes += atomic_load_explicit(&lane->sent_bytes, memory_order_relaxed);
         stats->received_bytes += atomic_load_explicit(&lane->received_bytes, memory_order_relaxed);
-        stats->busy_s += (double)atomic_load_explicit(&lane->busy_ns, memory_order_relaxed) / 1e9;
+        double busy_s = (double)lane_busy_ns(lane) / 1e9;
+        if (busy_s > stats->busy_s) /* the streams share the work at the same time */
+            stats->busy_s = busy_s;
     }
     return n;
 }

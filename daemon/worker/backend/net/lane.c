@@ -64,8 +64,6 @@ static void queue_pop(struct lane_queue *queue)
 
 void lane_queue_out(struct lane *lane, struct schedule_message *message)
 {
-    if (!lane->out.first)
-        lane->busy_since_ns = clock_now_ns();
     queue_push(&lane->out, message);
 }
 
@@ -125,6 +123,15 @@ static int after_move(struct lane_queue *queue, ssize_t moved, short events)
     return queue->moved < message_bytes(queue->first) ? LANE_MOVED : LANE_DONE;
 }
 
+/* What was ready to be sent from since_ns on has been sent, or the link took nothing. A sender that
+ * waits for data is not busy: the rate is the cable's, and not that of the slowest one around. */
+static void count_busy(struct lane *lane, uint64_t since_ns, bool is_blocked)
+{
+    uint64_t now_ns = clock_now_ns();
+    atomic_fetch_add_explicit(&lane->busy_ns, now_ns - since_ns, memory_order_relaxed);
+    atomic_store_explicit(&lane->blocked_since_ns, is_blocked ? now_ns : 0, memory_order_relaxed);
+}
+
 int lane_send(struct lane *lane, unsigned n)
 {
     struct lane_queue *queue = &lane->out;
@@ -136,10 +143,22 @@ int lane_send(struct lane *lane, unsigned n)
         write_header(message, queue->sequence + i, headers[i]);
         n_iov += rest_of(message, i == 0 ? queue->moved : 0, headers[i], iov + n_iov);
     }
+    uint64_t since_ns = atomic_load_explicit(&lane->blocked_since_ns, memory_order_relaxed);
+    if (!since_ns)
+        since_ns = clock_now_ns();
     ssize_t moved = lane->link->ops->send(lane->link, iov, n_iov);
+    count_busy(lane, since_ns, moved == 0);
     if (moved > 0)
         atomic_fetch_add_explicit(&lane->sent_bytes, (uint64_t)moved, memory_order_relaxed);
     return after_move(queue, moved, lane->link->wants ? lane->link->wants : POLLOUT);
+}
+
+uint64_t lane_busy_ns(const struct lane *lane)
+{
+    uint64_t busy_ns = atomic_load_explicit(&lane->busy_ns, memory_order_relaxed);
+    uint64_t since_ns = atomic_load_explicit(&lane->blocked_since_ns, memory_order_relaxed);
+    uint64_t now_ns = clock_now_ns();
+    return busy_ns + (since_ns && since_ns < now_ns ? now_ns - since_ns : 0);
 }
 
 struct schedule_message *lane_take_sent(struct lane *lane)
@@ -149,11 +168,6 @@ struct schedule_message *lane_take_sent(struct lane *lane)
     if (!message || queue->moved < message_bytes(message))
         return NULL;
     queue_pop(queue);
-    if (!queue->first) {
-        atomic_fetch_add_explicit(&lane->busy_ns, clock_now_ns() - lane->busy_since_ns,
-                                  memory_order_relaxed);
-        lane->busy_since_ns = 0;
-    }
     return message;
 }
 

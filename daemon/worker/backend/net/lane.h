@@ -34,8 +34,9 @@ struct lane {
     struct link *link; /* owned; NULL: none */
     uint32_t node, stream;
     struct lane_queue out, in;
-    uint64_t busy_since_ns; /* 0: nothing to send */
-    _Atomic uint64_t sent_bytes, received_bytes, busy_ns;
+    _Atomic uint64_t sent_bytes, received_bytes;
+    _Atomic uint64_t busy_ns;          /* spent sending, and waiting for the link to take more */
+    _Atomic uint64_t blocked_since_ns; /* not yet in busy_ns; 0: the link took all */
 };
 
 /* take_link may be NULL. */
@@ -62,6 +63,9 @@ int lane_send(struct lane *lane, unsigned n);
 struct schedule_message *lane_take_sent(struct lane *lane);
 /* Receive of the first message, whose memory is set. */
 int lane_receive(struct lane *lane, char *text, size_t text_bytes);
+
+/* Thread: any. */
+uint64_t lane_busy_ns(const struct lane *lane);
 
 /* poll() has reported something for the link. */
 void lane_unblock(struct lane *lane);

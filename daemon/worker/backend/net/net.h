@@ -43,7 +43,7 @@ struct net_link_stats {
     uint32_t node;
     unsigned n_streams;
     uint64_t sent_bytes, received_bytes;
-    double busy_s; /* time with something to send */
+    double busy_s; /* time sending, and waiting for the link to take more */
 };
 
 /* The links are taken, even on failure (NULL, *out_text says why). */
