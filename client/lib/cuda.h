@@ -46,7 +46,7 @@ const struct cuda_table *cuda_driver(void);
 struct cuda_memory {
     int ordinal;       /* of the GPU */
     CUcontext context; /* NULL: memory that belongs to no context (VMM) */
-    CUdeviceptr base;  /* of the allocation; of one chunk of VMM memory */
+    CUdeviceptr base;  /* of the allocation; of VMM memory: of the reserved range, or one chunk */
     size_t bytes;
     uint64_t id;     /* no other allocation of this process has had it or will */
     bool is_managed; /* migrates: never shared */
@@ -56,6 +56,9 @@ struct cuda_memory {
 
 /* True: device (or managed) memory, described in *out. False: host memory, as far as CUDA knows. */
 bool cuda_memory_find(const struct cuda_table *cuda, const void *address, struct cuda_memory *out);
+/* The same with the bounds of the physical memory at the address, which is what can be shared. The
+ * GPU is current. */
+bool cuda_memory_chunk(const struct cuda_table *cuda, const void *address, struct cuda_memory *out);
 
 /* ---- cuda.c: the GPUs that this context uses, and events */
 

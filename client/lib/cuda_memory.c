@@ -37,3 +37,12 @@ bool cuda_memory_find(const struct cuda_table *cuda, const void *address, struct
     };
     return true;
 }
+
+bool cuda_memory_chunk(const struct cuda_table *cuda, const void *address, struct cuda_memory *out)
+{
+    if (!cuda_memory_find(cuda, address, out))
+        return false;
+    /* Of VMM memory the attributes tell the reserved range, not what is mapped here. */
+    return out->is_ipc || cuda->mem_range(&out->base, &out->bytes,
+                                          (CUdeviceptr)(uintptr_t)address) == CUDA_SUCCESS;
+}

@@ -95,7 +95,7 @@ static bool has_same_chunks(const struct cuda *cuda, const struct cuda_region *r
     for (unsigned i = 0; i < r->n_chunks && chunk < at + bytes; i++) {
         CUdeviceptr end = chunk + r->chunk_bytes[i];
         struct cuda_memory memory;
-        if (end > at && (!cuda_memory_find(cuda->table, (void *)(uintptr_t)chunk, &memory) ||
+        if (end > at && (!cuda_memory_chunk(cuda->table, (void *)(uintptr_t)chunk, &memory) ||
                          memory.id != r->chunk_ids[i] || memory.base != chunk))
             return false;
         chunk = end;
@@ -173,7 +173,7 @@ static int find_chunks(const struct cuda *cuda, const struct cuda_memory *first,
         if (rc < 0 || end >= at + bytes)
             return rc;
         if (first->is_ipc || r->n_chunks == CHUNKS_MAX ||
-            !cuda_memory_find(cuda->table, (void *)(uintptr_t)end, &chunk) || chunk.base != end ||
+            !cuda_memory_chunk(cuda->table, (void *)(uintptr_t)end, &chunk) || chunk.base != end ||
             !chunk.is_posix)
             return 1;
     }
@@ -309,23 +309,42 @@ static int make(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_memory 
     return 0;
 }
 
-int cuda_region_get(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_memory *memory,
-                    const void *address, uint64_t bytes, struct cuda_region **out,
-                    const char **out_text)
+/* With the bounds that can be shared; the GPU is current while the chunks are looked at. */
+static int find_or_make(struct gradd *g, struct cuda_gpu *gpu, const void *address, uint64_t bytes,
+                        struct cuda_region **out)
 {
     CUdeviceptr at = (uintptr_t)address;
-    if ((*out_text = why_unshared(memory)))
-        return 1;
-    struct cuda_region *r;
-    while ((r = find(g->cuda, memory, at, bytes)) && r->is_pending) {
+    struct cuda_memory memory;
+    struct cuda_region *r = NULL;
+    int rc = cuda_enter(g->cuda, gpu);
+    if (rc < 0)
+        return rc;
+    if (!cuda_memory_chunk(g->cuda->table, address, &memory))
+        rc = error_set(GRADD_ERR_INVALID, "the bounds of the memory at %p are not known", address);
+    while (rc == 0 && (r = find(g->cuda, &memory, at, bytes)) && r->is_pending) {
         r->n_pins++;
         channel_wait(g, is_answered, r, WAIT_FOREVER);
         r->n_pins--;
     }
-    int rc = r ? 0 : make(g, gpu, memory, at, bytes, &r);
+    if (rc == 0 && !r)
+        rc = make(g, gpu, &memory, at, bytes, &r);
+    cuda_leave(g->cuda);
+    if (rc == 0)
+        *out = r;
+    return rc;
+}
+
+int cuda_region_get(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_memory *memory,
+                    const void *address, uint64_t bytes, struct cuda_region **out,
+                    const char **out_text)
+{
+    struct cuda_region *r = NULL;
+    if ((*out_text = why_unshared(memory)))
+        return 1;
+    int rc = find_or_make(g, gpu, address, bytes, &r);
+    if (rc == 0)
+        rc = context_check(g);
     if (rc < 0)
-        return rc;
-    if (rc == 0 && (rc = context_check(g)) < 0)
         return rc;
     if (rc == 1) {
         *out_text = "it lies in several allocations, of which one can not be shared";
@@ -345,28 +364,45 @@ int cuda_region_get(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_mem
 
 /* ------------------------------------------------------------------ bounce buffers */
 
+static int describe_bounce(struct gradd *g, struct cuda_gpu *gpu, CUdeviceptr at,
+                           struct cuda_region *r, bool *out_is_ipc)
+{
+    struct cuda_memory memory;
+    int rc = cuda_enter(g->cuda, gpu);
+    if (rc < 0)
+        return rc;
+    rc = cuda_memory_chunk(g->cuda->table, (void *)(uintptr_t)at, &memory) && !why_unshared(&memory)
+             ? find_chunks(g->cuda, &memory, at, memory.bytes, r)
+             : 1;
+    cuda_leave(g->cuda);
+    if (rc == 0)
+        *out_is_ipc = memory.is_ipc;
+    return rc == 1 ? error_set(GRADD_ERR_UNSUPPORTED,
+                               "GPU %d has no memory that two processes can share", gpu->ordinal)
+                   : rc;
+}
+
 int cuda_bounce_new(struct gradd *g, struct stage_pool *pool, size_t bytes, struct region **out)
 {
     struct cuda_gpu *gpu = pool->owner;
-    struct cuda_memory memory;
     CUdeviceptr at;
+    bool is_ipc = false;
     int rc = cuda_allocation_new(g->cuda, gpu, bytes, &at);
     if (rc < 0)
         return rc;
     struct cuda_region *r = calloc(1, sizeof *r);
-    if (!r || !cuda_memory_find(g->cuda->table, (void *)(uintptr_t)at, &memory)) {
-        free(r);
-        cuda_allocation_free(g->cuda, at);
-        return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
+    rc = r ? 0 : error_set(GRADD_ERR_NO_MEMORY, "out of memory");
+    if (r) {
+        r->gpu = gpu;
+        rc = describe_bounce(g, gpu, at, r, &is_ipc);
     }
-    r->gpu = gpu;
-    rc = find_chunks(g->cuda, &memory, at, memory.bytes, r);
     if (rc == 0)
-        rc = register_with_worker(g, r, memory.is_ipc && !memory.is_posix);
-    if (rc != 0) {
-        free_record(r);
+        rc = register_with_worker(g, r, is_ipc);
+    if (rc < 0) {
+        if (r)
+            free_record(r);
         cuda_allocation_free(g->cuda, at);
-        return rc < 0 ? rc : error_set(GRADD_ERR_UNSUPPORTED, "a bounce buffer can not be shared");
+        return rc;
     }
     r->region.is_staging = true;
     *out = &r->region;

@@ -197,12 +197,12 @@ def no_randomisation() -> list[str]:
 
 
 class Trainer:
-    """One trainer.py process. call() waits for the reply; send() and reply() are its halves."""
+    """One trainer process. call() waits for the reply; send() and reply() are its halves."""
 
     def __init__(self, daemon: "Daemon | None", uid: int | None = None,
                  environment: dict[str, str] | None = None, n_fds: int | None = None,
-                 prefix: Iterable[str] = ()) -> None:
-        command = [*prefix] + no_randomisation() + [PYTHON, str(SUPPORT / "trainer.py")]
+                 prefix: Iterable[str] = (), script: str = "trainer.py") -> None:
+        command = [*prefix] + no_randomisation() + [PYTHON, str(SUPPORT / script)]
         if uid is not None:
             command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] + command
         if n_fds is not None:
