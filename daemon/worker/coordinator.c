@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "worker/central.h"
 #include "worker/epoch.h"
 #include "worker/finite_round.h"
 #include "worker/follower.h"
@@ -291,6 +292,16 @@ const struct stats_round *coordinator_stats(const struct coordinator *c)
     return c->stats;
 }
 
+void coordinator_give(struct coordinator *c, const struct request *request)
+{
+    Pb__RemoteResult result = PB__REMOTE_RESULT__INIT;
+    result.request = request->id;
+    result.rank = request->member->rank;
+    result.data.data = request->data;
+    result.data.len = request->bytes;
+    push(&c->nodes[request->member->node], PB__ENVELOPE__BODY_REMOTE_RESULT, &result);
+}
+
 /* ------------------------------------------------------------------ from the nodes */
 
 static void node_lost(struct node *node, const char *text)
@@ -338,6 +349,10 @@ static void submit_one(struct node *node, const Pb__RemoteSubmit *submit)
     const char *name = member ? resolve_name(node, submit) : NULL;
     if (!name) {
         protest(node, "submits for a rank or under a name that is not its own");
+        return;
+    }
+    if (!central_accepts(submit)) {
+        protest(node, "submits data that does not belong to its op");
         return;
     }
     struct request *request = member_remote_request(member, submit->request, submit);

@@ -3,7 +3,7 @@
  * The order of a job on several nodes, on the node of rank 0. Its plan sees the requests of all
  * ranks: those of this node as on one node, those of other nodes as remote members' requests that
  * arrive in batches. What becomes ready is executed here and sent, in the same batches and order,
- * to every other node.
+ * to every other node; small all-reduces are executed here alone (central.h).
  *
  * Thread: loop.
  */
@@ -38,6 +38,9 @@ bool coordinator_count(struct coordinator *coordinator, uint32_t node, uint64_t 
 void coordinator_ask_stats(struct coordinator *coordinator, uint64_t seq, stats_round_fn *fn,
                            void *data);
 const struct stats_round *coordinator_stats(const struct coordinator *coordinator);
+
+/* A remote member's request has run here: its result. */
+void coordinator_give(struct coordinator *coordinator, const struct request *request);
 
 /* Send what has been queued. */
 void coordinator_flush(struct coordinator *coordinator);

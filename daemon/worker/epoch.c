@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/backend/net/net.h"
+#include "worker/central.h"
 #include "worker/coordinator.h"
 #include "worker/follower.h"
 #include "worker/mesh.h"
@@ -29,6 +30,7 @@ static void on_lost_timer(void *data);
 static void on_exec_flush(void *data);
 static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n);
 static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);
+static bool on_exec_is_central(void *data, const struct plan_op *op);
 static void on_mesh_up(void *data);
 static void on_mesh_lost(void *data, uint32_t node, const char *text);
 
@@ -50,8 +52,10 @@ static void describe_to_plan(const struct epoch *epoch, const struct member *mem
 }
 
 static const struct exec_ops exec_ops_single = {.on_flush = on_exec_flush};
-static const struct exec_ops exec_ops_nodes = {
-    .on_flush = on_exec_flush, .on_batch = on_exec_batch, .on_counted = on_exec_counted};
+static const struct exec_ops exec_ops_nodes = {.on_flush = on_exec_flush,
+                                               .is_central = on_exec_is_central,
+                                               .on_batch = on_exec_batch,
+                                               .on_counted = on_exec_counted};
 
 static struct plan_op *next_of_plan(void *data)
 {
@@ -376,16 +380,23 @@ static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank,
     return true;
 }
 
+static bool on_exec_is_central(void *data, const struct plan_op *op)
+{
+    const struct epoch *epoch = data;
+    return epoch->coordinator && central_takes(op);
+}
+
 /* ------------------------------------------------------------------ turns */
 
 static void flush_members(struct epoch *epoch)
 {
-    for (uint32_t i = 0; i < epoch->n_members; i++)
-        member_flush(&epoch->members[i]);
+    /* Other nodes first: they are farther away. */
     if (epoch->coordinator)
         coordinator_flush(epoch->coordinator);
     if (epoch->follower)
         follower_flush(epoch->follower);
+    for (uint32_t i = 0; i < epoch->n_members; i++)
+        member_flush(&epoch->members[i]);
 }
 
 /* Something waits: look at it when it would become late, and every second while it is. */

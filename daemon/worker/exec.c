@@ -27,6 +27,7 @@ struct run {
     uint64_t done;       /* elements */
     uint64_t starved_ns; /* since when, while RUN_STARVED */
     bool is_stalled;     /* reported by exec_check() */
+    bool is_central;     /* runs on this node alone, for ranks of others too */
     enum run_state state;
     TAILQ_ENTRY(run) link; /* startable, starved, counting, broken or spare */
     SLIST_ENTRY(run) in_all;
@@ -416,10 +417,11 @@ static void fill_run_parts(struct exec *exec, struct run *run, struct plan_op *o
         *part = request ? request->part : (struct backend_part){0};
         part->count = op->parts[i].count;
         part->counts = op->parts[i].counts;
-        part->node = exec->node_of ? exec->node_of[op->ranks[i]] : 0;
+        part->node = exec->node_of && !run->is_central ? exec->node_of[op->ranks[i]] : 0;
         if (!request)
             continue;
         request->run = run;
+        request->is_central = run->is_central;
         if (request->check_finite)
             run->op.nonfinite = run->nonfinite;
     }
@@ -475,6 +477,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
     const struct signature *s = &op->signature;
     run->plan_op = op;
     run->done = 0;
+    run->is_central = exec->ops->is_central && exec->ops->is_central(exec->data, op);
     run->op = (struct backend_op){
         .kind = s->kind,
         .dtype = s->dtype,
@@ -540,8 +543,10 @@ static bool announce(struct exec *exec)
     size_t n = 0;
     struct run *run;
     TAILQ_FOREACH(run, &exec->startable, link)
-    exec->batch_ops[n++] = run->plan_op;
-    exec->ops->on_batch(exec->data, exec->batch_ops, n);
+    if (!run->is_central)
+        exec->batch_ops[n++] = run->plan_op;
+    if (n > 0)
+        exec->ops->on_batch(exec->data, exec->batch_ops, n);
     return true;
 }
 

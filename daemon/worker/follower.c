@@ -8,6 +8,7 @@
 #include <sys/queue.h>
 
 #include "base/clock.h"
+#include "worker/central.h"
 #include "worker/epoch.h"
 #include "worker/plan/process_set.h"
 #include "worker/stats.h"
@@ -185,6 +186,10 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
     submit.group_size = s->group_size;
     submit.is_device = s->is_device;
     submit.check_finite = request->check_finite;
+    if (central_offers(f->epoch->layout, s, request)) {
+        submit.data.data = request->part.in.base;
+        submit.data.len = request->bytes;
+    }
     Pb__RemoteSubmitBatch batch = PB__REMOTE_SUBMIT_BATCH__INIT;
     batch.submits = &pointer;
     batch.n_submits = 1;
@@ -377,6 +382,18 @@ static void on_counted(struct follower *f, const Pb__NonfiniteCount *counted)
         protest(f, "answered a count that it was not asked for");
 }
 
+/* An op of which every rank's data went to the coordinator. */
+static void on_result(struct follower *f, const Pb__RemoteResult *result)
+{
+    struct request *request = take_pending(f, result->request, result->rank);
+    if (!request || !request->part.out.base || result->data.len != request->bytes) {
+        protest(f, "sent a result that does not fit this node's requests");
+        return;
+    }
+    memcpy(request->part.out.base, result->data.data, result->data.len);
+    member_complete(request, GRADD_OK, "", NULL);
+}
+
 struct plan_op *follower_next(struct follower *f)
 {
     if (f->is_at_end) {
@@ -425,6 +442,8 @@ static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
         on_counted(f, envelope->nonfinite_count);
     else if (envelope->body_case == PB__ENVELOPE__BODY_STATS_REQUEST)
         stats_reply(f->epoch, f->epoch->setup->quota, envelope->stats_request->seq, push_stats, f);
+    else if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_RESULT)
+        on_result(f, envelope->remote_result);
     else
         protest(f, "sent a message that a node does not know");
 }

@@ -90,6 +90,7 @@ void member_deinit(struct member *member)
         SLIST_REMOVE_HEAD(&member->all, in_all);
         request_unpin(request); /* it may not have been completed */
         free(request->counts);
+        free(request->data);
         free(request);
     }
 }
@@ -112,6 +113,7 @@ static struct request *request_new(struct member *member, uint64_t id)
         .id = id,
         .counts = request->counts,
         .counts_capacity = request->counts_capacity,
+        .data = request->data,
         .in_all = request->in_all,
     };
     member->stats.in_flight++;
@@ -143,13 +145,26 @@ static bool request_copy_counts(struct request *request, const uint64_t *from, s
     return true;
 }
 
+/* The op may run here. */
+static bool request_copy_data(struct request *request, ProtobufCBinaryData data)
+{
+    if (data.len == 0)
+        return true;
+    if (!request->data && !(request->data = malloc(CENTRAL_BYTES_MAX)))
+        return false;
+    memcpy(request->data, data.data, data.len);
+    request->part.in.base = request->part.out.base = request->data;
+    return true;
+}
+
 struct request *member_remote_request(struct member *member, uint64_t id,
                                       const Pb__RemoteSubmit *submit)
 {
     struct request *request = request_new(member, id);
     if (!request)
         return NULL;
-    if (!request_copy_counts(request, submit->counts, submit->n_counts)) {
+    if (!request_copy_counts(request, submit->counts, submit->n_counts) ||
+        !request_copy_data(request, submit->data)) {
         request_release(request);
         return NULL;
     }
@@ -250,8 +265,11 @@ void member_complete(struct request *request, int status, const char *text,
         member->stats.ops_failed++;
     }
     if (member->is_remote) {
-        if (status != GRADD_OK) /* else its node completes it */
+        if (status != GRADD_OK)
             coordinator_refuse(member->epoch->coordinator, member, request->id, status, text);
+        else if (request->is_central)
+            coordinator_give(member->epoch->coordinator, request);
+        /* else its node completes it */
     } else if (status != GRADD_OK || result) {
         push_completion(member, request->id, status, text, result);
     } else {

@@ -19,6 +19,8 @@
 struct epoch;
 struct member;
 
+enum { CENTRAL_BYTES_MAX = 1024 }; /* of an input that goes to the coordinator: see central.h */
+
 enum member_state {
     MEMBER_ACTIVE, /* connected */
     MEMBER_ENDED,  /* its connection is over; why is about to be decided (epoch_on_lost) */
@@ -46,7 +48,9 @@ struct request {
     UT_hash_handle hh_remote;
     uint64_t *counts;
     size_t counts_capacity;
-    UT_hash_handle hh;         /* while streamed: by id */
+    uint8_t *data;     /* remote: room for input and result, CENTRAL_BYTES_MAX; NULL: none so far */
+    bool is_central;   /* the op runs on the coordinator alone */
+    UT_hash_handle hh; /* while streamed: by id */
     SLIST_ENTRY(request) link; /* while spare */
     SLIST_ENTRY(request) in_all;
 };
@@ -92,7 +96,8 @@ void member_start(struct member *member);
 /* End the connection and give up the regions; state says why. Idempotent. */
 void member_disconnect(struct member *member, enum member_state state);
 
-/* On the coordinator: a remote member's request, known to its node by this id. NULL: no memory. */
+/* On the coordinator: a remote member's request, known to its node by this id; its data has been
+ * looked at. NULL: no memory. */
 struct request *member_remote_request(struct member *member, uint64_t id,
                                       const Pb__RemoteSubmit *submit);
 

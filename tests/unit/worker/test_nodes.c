@@ -18,6 +18,8 @@
 
 #include "../proto/run_suite.h"
 #include "base/link_proof.h"
+#include "worker/backend/net/net.h"
+#include "worker/central.h"
 #include "worker/epoch.h"
 #include "worker/mesh.h"
 
@@ -382,6 +384,108 @@ START_TEST(every_rank_gets_the_sum_in_any_order_of_submission)
 }
 END_TEST
 
+/* Bytes that have gone over data links. */
+static uint64_t moved_bytes(void)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < NODES; i++) {
+        struct net_link_stats stats[NODES];
+        size_t n = net_stats(nodes[i].epoch->net, stats, NODES);
+        for (size_t k = 0; k < n; k++)
+            bytes += stats[k].sent_bytes;
+    }
+    return bytes;
+}
+
+START_TEST(small_sums_run_on_the_coordinator_alone)
+{
+    const int at_limit = CENTRAL_BYTES_MAX / (int)sizeof(float);
+    setup();
+    Pb__Submit small = sum_of("small", (uint64_t)at_limit), mean = sum_of("mean", 11);
+    for (int i = 0; i < 3; i++) { /* the buffers are used again */
+        for (int rank = 0; rank < RANKS; rank++)
+            submit(rank, &small);
+        run_until(1 + (uint64_t)i);
+        for (int rank = 0; rank < RANKS; rank++) {
+            expect_sums(rank, at_limit, 1 + 2 + 3 + 4);
+            memset(output(rank), 0, CENTRAL_BYTES_MAX);
+        }
+    }
+    mean.redop = GRADD_AVG;
+    for (int rank = 0; rank < RANKS; rank++)
+        submit(rank, &mean);
+    run_until(4);
+    for (int rank = 0; rank < RANKS; rank++)
+        ck_assert(output(rank)[10] == 25);
+    ck_assert_uint_eq(moved_bytes(), 0);
+
+    Pb__Submit large = sum_of("large", (uint64_t)at_limit + 1);
+    for (int rank = 0; rank < RANKS; rank++) {
+        submit(rank, &large);
+        submit(rank, &mean);
+    }
+    run_until(6);
+    for (int rank = 0; rank < RANKS; rank++)
+        ck_assert_uint_eq(trainers[rank].n_done, 6);
+    ck_assert_uint_gt(moved_bytes(), 0);
+    teardown();
+}
+END_TEST
+
+START_TEST(only_what_belongs_to_a_small_sum_is_accepted)
+{
+    uint8_t bytes[2 * CENTRAL_BYTES_MAX] = {0};
+    Pb__RemoteSubmit submit = PB__REMOTE_SUBMIT__INIT;
+    submit.kind = GRADD_ALLREDUCE;
+    submit.dtype = GRADD_F32;
+    submit.count = 3;
+    submit.data = (ProtobufCBinaryData){0, bytes};
+    ck_assert(central_accepts(&submit)); /* none */
+    submit.data.len = 12;
+    ck_assert(central_accepts(&submit));
+    submit.is_device = true;
+    ck_assert(!central_accepts(&submit));
+    submit.is_device = false;
+    submit.data.len = 13;
+    ck_assert(!central_accepts(&submit));
+    submit.data.len = 12;
+    submit.kind = GRADD_BROADCAST;
+    ck_assert(!central_accepts(&submit));
+    submit.kind = GRADD_ALLREDUCE;
+    submit.dtype = 99;
+    ck_assert(!central_accepts(&submit));
+    submit.dtype = GRADD_F32;
+    submit.data.len = sizeof bytes;
+    submit.count = sizeof bytes / sizeof(float);
+    ck_assert(!central_accepts(&submit));
+    submit.count = UINT64_C(1) << 62 | 3; /* times 4 is 12 */
+    submit.data.len = 12;
+    ck_assert(!central_accepts(&submit));
+}
+END_TEST
+
+START_TEST(small_sums_are_offered_unless_they_must_be_rounded_hidden_or_checked)
+{
+    uint8_t memory[16];
+    struct layout layout = {0};
+    struct signature signature = {.kind = GRADD_ALLREDUCE, .dtype = GRADD_F32, .count = 4};
+    struct request request = {.part.in.base = memory};
+    ck_assert(central_offers(&layout, &signature, &request));
+    layout.wire = GRADD_F16;
+    ck_assert(!central_offers(&layout, &signature, &request));
+    signature.dtype = GRADD_I32; /* travels as it is */
+    ck_assert(central_offers(&layout, &signature, &request));
+    layout.encrypt_data = true;
+    ck_assert(!central_offers(&layout, &signature, &request));
+    layout.encrypt_data = false;
+    signature.is_device = true;
+    ck_assert(!central_offers(&layout, &signature, &request));
+    signature.is_device = false;
+    request.check_finite = true;
+    ck_assert(!central_offers(&layout, &signature, &request));
+}
+END_TEST
+
 START_TEST(disagreement_is_told_on_every_node_and_names_both_sides)
 {
     setup();
@@ -509,6 +613,9 @@ int main(void)
 {
     const TTest *const tests[] = {
         every_rank_gets_the_sum_in_any_order_of_submission,
+        small_sums_run_on_the_coordinator_alone,
+        only_what_belongs_to_a_small_sum_is_accepted,
+        small_sums_are_offered_unless_they_must_be_rounded_hidden_or_checked,
         disagreement_is_told_on_every_node_and_names_both_sides,
         process_set_spans_nodes,
         all_to_all_tells_what_came_from_whom,
