@@ -25,7 +25,8 @@ struct CUevent_st {
     int owner; /* pid */
     uint32_t index, generation;
 };
-static CUevent events; /* under fake_lock */
+static CUevent events;    /* under fake_lock */
+static CUevent destroyed; /* kept, so that their handles are never those of others */
 
 struct handle {
     uint32_t magic;
@@ -111,7 +112,8 @@ CUresult cuEventDestroy_v2(CUevent handle)
         *link = e->next;
         if (e->owner == getpid())
             atomic_store(&e->slot->is_live, 0);
-        free(e);
+        e->next = destroyed;
+        destroyed = e;
     }
     pthread_mutex_unlock(&fake_lock);
     return e != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;

@@ -62,6 +62,11 @@ void driver_open(int device)
     OK(cu.cuCtxSetCurrent(context));
 }
 
+void driver_in_child(void)
+{
+    is_child = true;
+}
+
 struct peer peer_start(void (*run)(int fd))
 {
     int fds[2];

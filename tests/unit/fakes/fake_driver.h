@@ -37,6 +37,9 @@ extern struct fake_driver cu;
 void driver_load(void);
 void driver_open(int device);
 
+/* A child of the test's own making: what fails in it is its status, not the suite's. */
+void driver_in_child(void);
+
 struct peer {
     pid_t pid;
     int fd;
