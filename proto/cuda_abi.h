@@ -70,6 +70,7 @@ enum { /* CUdevice_attribute */
        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
        CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
        CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED = 125,
+       CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133,
 };
 
 enum {                                   /* CUpointer_attribute; the type that each is written as */

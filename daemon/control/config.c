@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "gradd/types.h"
+#include "wire.h"
 
 #define MIB        (UINT64_C(1) << 20)
 #define GIB        (UINT64_C(1) << 30)
@@ -23,6 +24,11 @@
 static const char *const switch_words[] = {[CONFIG_NO] = "no", [CONFIG_YES] = "yes"};
 static const char *const listen_words[] = {
     [PEER_LISTEN_NO] = "no", [PEER_LISTEN_YES] = "yes", [PEER_LISTEN_AUTO] = "auto"};
+static const char *const backend_words[] = {
+    [BACKEND_AUTO] = "auto", [BACKEND_HOST] = "host", [BACKEND_NCCL] = "nccl"};
+static const char *const order_words[] = {[PB__QUEUE_ORDER__ORDER_AUTO] = "auto",
+                                          [PB__QUEUE_ORDER__ORDER_EVENT] = "event",
+                                          [PB__QUEUE_ORDER__ORDER_FLAG] = "flag"};
 static const char *const wire_words[] = {"none", "fp16", "bf16"};
 const unsigned config_wire_dtypes[] = {0, GRADD_F16, GRADD_BF16};
 
@@ -83,6 +89,23 @@ const struct config_option config_options[] = {
     {"job", "max_in_flight", CONFIG_NUMBER, PLACE(max_in_flight), 1, 1048576, "16384",
      CONFIG_RELOADABLE,
      "Operations that a rank may have under way. Applies to workers started afterwards.", NULL},
+    {"gpu", "backend", CONFIG_WORD, PLACE(backend), 0, 3, "auto", CONFIG_FIXED,
+     "Where tensors in device memory are reduced. auto: on the GPUs, with NCCL, where all nodes of "
+     "a job have the CUDA driver and NCCL, else on the host. host: on the host; no GPU library is "
+     "loaded. nccl: on the GPUs; jobs that can not are refused.",
+     backend_words},
+    {"gpu", "order", CONFIG_WORD, PLACE(order), 0, 3, "auto", CONFIG_RELOADABLE,
+     "How streams of trainers and of the worker wait for each other. event: interprocess events, "
+     "which need a /dev/shm that both see. flag: words in shared memory. auto: event, else flag.",
+     order_words},
+    {"gpu", "max_ctas", CONFIG_CHOICE, PLACE(max_ctas), 1, 64, "auto", CONFIG_RELOADABLE,
+     "Thread blocks that NCCL may take of a GPU for a collective. Less slows it down and leaves "
+     "more to training under MPS. auto: NCCL decides. Applies to workers started afterwards.",
+     NULL},
+    {"gpu", "traffic_class", CONFIG_CHOICE, PLACE(traffic_class), 0, 255, "auto", CONFIG_RELOADABLE,
+     "Traffic class of NCCL's connections between nodes, as its network knows it. auto: NCCL "
+     "decides. Applies to workers started afterwards.",
+     NULL},
     {"peer", "peer_listen", CONFIG_WORD, PLACE(peer_listen), 0, 3, "auto", CONFIG_FIXED,
      "Whether other nodes may connect, which jobs on several nodes need. auto: when there is a "
      "cluster key. yes: without a key too, but then on the loopback interface only and for other "
@@ -193,6 +216,9 @@ static bool parse_number(const struct config_option *option, const char *text, u
     switch (option->type) {
     case CONFIG_NUMBER:
         return parse_digits(text, 10, &end, out_value) && !*end;
+    case CONFIG_CHOICE:
+        *out_value = CONFIG_AUTO;
+        return strcmp(text, "auto") == 0 || (parse_digits(text, 10, &end, out_value) && !*end);
     case CONFIG_BYTES:
         return parse_bytes(text, out_value);
     case CONFIG_SECONDS:
@@ -229,7 +255,11 @@ static bool assign(struct config *config, size_t i, const char *text)
     uint64_t value;
     if (!parse_number(option, text, &value))
         return false;
-    if (option->type != CONFIG_LEVEL && (value < option->min || value > option->max))
+    if (option->type == CONFIG_CHOICE && value == CONFIG_AUTO && strcmp(text, "auto") != 0)
+        return false;
+    bool is_free =
+        option->type == CONFIG_LEVEL || (option->type == CONFIG_CHOICE && value == CONFIG_AUTO);
+    if (!is_free && (value < option->min || value > option->max))
         return false;
     memcpy(place(config, i), &value, sizeof value);
     return true;
@@ -261,6 +291,12 @@ static void format_value(enum config_type type, uint64_t value, char *out_text, 
     case CONFIG_LEVEL:
         snprintf(out_text, size, "%s", log_level_name((enum log_level)value));
         return;
+    case CONFIG_CHOICE:
+        if (value == CONFIG_AUTO)
+            snprintf(out_text, size, "auto");
+        else
+            snprintf(out_text, size, "%" PRIu64, value);
+        return;
     default:
         snprintf(out_text, size, "%" PRIu64, value);
     }
@@ -280,10 +316,9 @@ void config_format(const struct config *config, size_t i, char *out_text, size_t
 void config_allowed(size_t i, char *out_text, size_t size)
 {
     static const char *const nouns[] = {
-        [CONFIG_NUMBER] = "a number",
-        [CONFIG_BYTES] = "bytes (suffixes k, M, G, T)",
-        [CONFIG_SECONDS] = "seconds",
-        [CONFIG_MODE] = "octal permissions",
+        [CONFIG_NUMBER] = "a number",          [CONFIG_BYTES] = "bytes (suffixes k, M, G, T)",
+        [CONFIG_SECONDS] = "seconds",          [CONFIG_MODE] = "octal permissions",
+        [CONFIG_CHOICE] = "auto, or a number",
     };
     const struct config_option *option = &config_options[i];
     char min[32], max[32];
@@ -362,9 +397,10 @@ static int fail_unknown(struct config_error *error, const char *where, const cha
             break;
     }
     if (!used)
-        return fail(error,
-                    "%s: unknown section [%.64s]; there are [daemon], [job], [peer] and [limits]",
-                    where, section);
+        return fail(
+            error,
+            "%s: unknown section [%.64s]; there are [daemon], [job], [gpu], [peer] and [limits]",
+            where, section);
     return fail(error, "%s: unknown key \"%.64s\"; known keys: %s", where, key, known);
 }
 

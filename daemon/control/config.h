@@ -29,6 +29,7 @@ enum config_type {
     CONFIG_MODE,    /* uint64_t; written in octal */
     CONFIG_LEVEL,   /* uint64_t, an enum log_level; written as a word */
     CONFIG_WORD,    /* uint64_t, which of the row's words it is */
+    CONFIG_CHOICE,  /* uint64_t, or CONFIG_AUTO, written as the word auto */
 };
 
 enum config_reload {
@@ -40,6 +41,15 @@ enum config_peer_listen {
     PEER_LISTEN_NO,
     PEER_LISTEN_YES,
     PEER_LISTEN_AUTO, /* with a cluster key; a private daemon also when it is given a port */
+};
+
+/* Of a CONFIG_CHOICE: left to who knows better. */
+#define CONFIG_AUTO UINT64_MAX
+
+enum config_backend {
+    BACKEND_AUTO, /* device memory on the device where that works */
+    BACKEND_HOST, /* through shared memory always */
+    BACKEND_NCCL, /* on the device, or no job */
 };
 
 enum config_switch {
@@ -63,6 +73,10 @@ struct config {
     uint64_t job_memory_bytes;
     uint64_t fusion_bytes;
     uint64_t max_in_flight;
+    uint64_t backend; /* enum config_backend */
+    uint64_t order;   /* enum QueueOrder of trainer.proto */
+    uint64_t max_ctas;
+    uint64_t traffic_class;
     uint64_t peer_listen; /* enum config_peer_listen */
     uint64_t peer_port;
     char peer_address[CONFIG_TEXT_MAX];

@@ -306,6 +306,7 @@ static void on_signal(void *data, int number)
     switch (number) {
     case SIGCHLD:
         worker_process_reap();
+        gpus_reap(&daemon->gpus);
         on_job_change(daemon);
         break;
     case SIGHUP:
@@ -382,6 +383,20 @@ static void name_node(struct daemon *daemon)
         snprintf(daemon->node, sizeof daemon->node, "localhost");
 }
 
+static void on_gpus(void *data)
+{
+    struct daemon *daemon = data;
+    worker_process_configure_all(&daemon->workers);
+}
+
+static void ask_gpus(struct daemon *daemon)
+{
+    if (daemon->config.backend == BACKEND_HOST)
+        gpus_skip(&daemon->gpus, "backend = host");
+    else
+        gpus_start(&daemon->gpus, daemon->loop, daemon->workers.program, on_gpus, daemon);
+}
+
 static int start(struct daemon *daemon)
 {
     daemon->loop = loop_new();
@@ -396,6 +411,7 @@ static int start(struct daemon *daemon)
                   GRADD_LIBEXEC_DIR);
         return rc;
     }
+    daemon->workers.gpus = &daemon->gpus;
     daemon->jobs = (struct jobs){
         .loop = daemon->loop,
         .config = &daemon->config,
@@ -407,6 +423,8 @@ static int start(struct daemon *daemon)
         .owner = daemon,
     };
     rc = watch_everything(daemon);
+    if (rc == 0)
+        ask_gpus(daemon);
     if (rc == 0)
         rc = open_listener(daemon);
     return rc < 0 ? rc : start_peers(daemon);
@@ -445,6 +463,7 @@ static void tear_down(struct daemon *daemon)
         session_free(session);
     }
     jobs_deinit(&daemon->jobs);
+    gpus_stop(&daemon->gpus);
     peers_stop(&daemon->peers);
     listener_free(daemon->listener);
     if (*daemon->socket_path)

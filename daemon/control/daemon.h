@@ -53,6 +53,7 @@ struct daemon {
     unsigned max_sessions; /* what the limit of descriptors allows */
     bool has_admin_group;
     gid_t admin_group;
+    struct gpus gpus;
     struct worker_setup workers;
     struct jobs jobs;
     struct peers peers;

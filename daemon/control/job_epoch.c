@@ -274,6 +274,27 @@ static void place_locally(const struct job *job, struct member *member)
         member->local_size = layout ? layout->nodes[layout->node_rank].n_ranks : member->size;
 }
 
+/* Does the epoch take device memory? layout NULL: all ranks are here. */
+static bool takes_devices(const struct job *job, const struct layout *layout, const char **out_text)
+{
+    bool is_taken = worker_process_takes_devices(job->worker, out_text);
+    if (!is_taken || !layout || layout->device_path)
+        return is_taken;
+    *out_text = "another node of the job takes no device memory";
+    return false;
+}
+
+/* Is the operator content with where this epoch's device tensors would go? */
+static bool is_refused(const struct job *job, const struct layout *layout, char *text, size_t size)
+{
+    const char *why_not;
+    if (job->jobs->config->backend != BACKEND_NCCL || takes_devices(job, layout, &why_not))
+        return false;
+    snprintf(text, size, "job %s: backend = nccl on node %s, but the GPUs can not be used: %s",
+             job->membership.name, job->jobs->node, why_not);
+    return true;
+}
+
 /* Connect one trainer with the worker. 0 or -errno. */
 static int introduce(struct job *job, struct member *member)
 {
@@ -286,6 +307,7 @@ static int introduce(struct job *job, struct member *member)
         .node_rank = job->layout ? job->layout->node_rank : 0,
         .n_nodes = job->layout ? job->layout->n_nodes : 1,
     };
+    place.device_path = takes_devices(job, job->layout, &place.device_text);
     send_add_member(job, member, ends[1]);
     session_on_joined(member->session, &place, ends[0]);
     close(ends[0]);
@@ -343,6 +365,11 @@ static void begin_own(struct job *job)
         job_dismiss(job, fault.code, fault.text);
         return;
     }
+    if (is_refused(job, layout, fault.text, sizeof fault.text)) {
+        layout_free(layout);
+        job_dismiss(job, GRADD_ERR_UNAVAILABLE, fault.text);
+        return;
+    }
     membership_begin(m, membership_next_epoch(m), NULL);
     layout_free(job->layout);
     job->layout = layout;
@@ -372,7 +399,10 @@ static void begin_pending(struct job *job)
         }
     }
     char text[FAULT_TEXT_MAX] = "out of memory";
-    if (n_missing)
+    const bool is_unwanted = is_refused(job, layout, text, sizeof text);
+    if (is_unwanted)
+        n_missing = 0;
+    else if (n_missing)
         snprintf(text, sizeof text,
                  "job %s epoch %llu: rank %u (node %s, pid %d) has gone before it began", m->name,
                  (unsigned long long)layout->epoch, missing, job->jobs->node,
@@ -380,7 +410,7 @@ static void begin_pending(struct job *job)
     else if (layout->epoch <= m->epoch)
         snprintf(text, sizeof text, "job %s: epoch %llu is over on node %s", m->name,
                  (unsigned long long)layout->epoch, job->jobs->node);
-    if (n_taken == 0 || layout->epoch <= m->epoch ||
+    if (n_taken == 0 || is_unwanted || layout->epoch <= m->epoch ||
         membership_begin(m, layout->epoch, takes) < 0) {
         rendezvous_decline(job, layout, text);
         layout_free(layout);

@@ -122,6 +122,7 @@ int layout_unpack(const Pb__Layout *packed, struct layout **out_layout, const ch
     layout->ring_streams = packed->ring_streams;
     layout->encrypts_data = packed->encrypt_data;
     layout->wire = packed->wire;
+    layout->device_path = packed->device_path;
     memcpy(layout->link_id, packed->link_id.data, LINK_ID_BYTES);
     memcpy(layout->secret, packed->secret.data, LINK_SECRET_BYTES);
     for (uint32_t i = 0; i < layout->n_nodes; i++) {
@@ -213,5 +214,6 @@ Pb__Layout *layout_pack(struct layout *layout, uint32_t node_rank)
     packed->ring_streams = layout->ring_streams;
     packed->encrypt_data = layout->encrypts_data;
     packed->wire = layout->wire;
+    packed->device_path = layout->device_path;
     return packed;
 }

@@ -49,7 +49,8 @@ struct layout {
     uint8_t secret[LINK_SECRET_BYTES];
     uint32_t ring_streams;
     bool encrypts_data;
-    uint32_t wire; /* enum gradd_dtype of float32 tensors between nodes; 0: as they are */
+    bool device_path; /* every node takes device memory */
+    uint32_t wire;    /* enum gradd_dtype of float32 tensors between nodes; 0: as they are */
 };
 
 /*

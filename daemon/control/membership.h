@@ -56,6 +56,7 @@ struct member {
     struct peer_link *origin;       /* to that node; NULL: it is on this node */
     struct peer_link *coordinator;  /* to the node that gathers its job; NULL: this daemon does */
     uint64_t last_epoch;            /* of the job, that its node knows */
+    bool takes_devices;             /* a rank of another node: that one takes device memory */
     bool is_forwarded;              /* the coordinator has been told */
     uint64_t forwarded_ns;          /* when */
     char source[MEMBER_SOURCE_MAX]; /* where its identity came from, in the library's word */

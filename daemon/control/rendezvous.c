@@ -103,6 +103,8 @@ static void push_join(struct job *job, const struct member *member)
         member->deadline_ns > now ? (uint32_t)((member->deadline_ns - now) / MS) + 1 : 1;
     join.peer_port = peers_port(job->jobs->peers);
     join.last_epoch = job->membership.epoch;
+    const char *why_not;
+    join.device_path = worker_process_takes_devices(job->worker, &why_not);
     rendezvous_push(member->coordinator, PB__ENVELOPE__BODY_REMOTE_JOIN, &join);
 }
 

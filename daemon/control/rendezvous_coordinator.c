@@ -91,6 +91,7 @@ static struct remote_member *remote_member_new(struct job *job, struct peer_link
     member->node = remote->node;
     member->origin = link;
     member->last_epoch = join->last_epoch;
+    member->takes_devices = join->device_path;
     member->since_ns = clock_now_ns();
     snprintf(member->source, sizeof member->source, "%s", join->source);
     for (char *c = member->source; *c; c++)
@@ -197,6 +198,19 @@ static bool is_spread(const struct roster *gathering)
     return false;
 }
 
+/* All nodes of the gathering take device memory. */
+static bool take_devices(const struct job *job)
+{
+    const struct roster *gathering = &job->membership.gathering;
+    const char *why_not;
+    bool all = worker_process_takes_devices(job->worker, &why_not);
+    for (uint32_t rank = 0; rank < gathering->size; rank++) {
+        const struct member *member = gathering->of_rank[rank];
+        all &= !member->origin || member->takes_devices;
+    }
+    return all;
+}
+
 bool rendezvous_is_confirmed(struct job *job)
 {
     const struct roster *gathering = &job->membership.gathering;
@@ -236,6 +250,7 @@ int rendezvous_plan(struct job *job, struct layout **out_layout, struct fault *o
     layout->ring_streams = (uint32_t)config->ring_streams;
     layout->encrypts_data = config->data_encryption == CONFIG_YES;
     layout->wire = config_wire_dtypes[config->wire];
+    layout->device_path = take_devices(job);
     fill_nodes(job, layout);
     *out_layout = layout;
     return 0;

@@ -424,6 +424,9 @@ void session_on_joined(struct session *session, const struct session_place *plac
     joined.n_nodes = place->n_nodes;
     joined.max_in_flight = (uint32_t)session->daemon->config.max_in_flight;
     joined.memory_bytes = session->daemon->config.job_memory_bytes;
+    joined.device_path = place->device_path;
+    joined.device_text = (char *)place->device_text;
+    joined.order = (uint32_t)session->daemon->config.order;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_JOINED;
     envelope.joined = &joined;

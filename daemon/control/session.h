@@ -62,6 +62,8 @@ struct session_failure {
 struct session_place {
     uint64_t epoch;
     uint32_t node_rank, n_nodes;
+    bool device_path;
+    const char *device_text; /* why not */
 };
 
 /* Serve a new connection. fd is taken, even on failure (NULL). */

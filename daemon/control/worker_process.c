@@ -43,8 +43,10 @@ struct worker_process {
     char job[256];
     char backend[32], kernels[32];
     unsigned threads;
-    bool was_ready;
-    char trouble[128]; /* why the channel ended, when that was not the process ending */
+    bool is_configured, was_ready;
+    bool takes_devices;
+    char device_text[400]; /* why not */
+    char trouble[128];     /* why the channel ended, when that was not the process ending */
 };
 
 /* All that have not been reaped. */
@@ -116,6 +118,12 @@ static void send_configure(struct worker_process *worker, const struct worker_se
     configure.max_in_flight = (uint32_t)config->max_in_flight;
     configure.log_level = (char *)log_level_name((enum log_level)config->log_level);
     configure.peer_dead_ms = (uint32_t)config->peer_dead_ms;
+    configure.device_path = setup->gpus->device_path;
+    configure.max_ctas = config->max_ctas == CONFIG_AUTO ? 0 : (uint32_t)config->max_ctas;
+    configure.traffic_class =
+        config->traffic_class == CONFIG_AUTO ? -1 : (int32_t)config->traffic_class;
+    snprintf(worker->device_text, sizeof worker->device_text, "%s", setup->gpus->text);
+    worker->is_configured = true;
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_CONFIGURE;
     envelope.configure = &configure;
@@ -183,11 +191,22 @@ struct worker_process *worker_process_start(const struct worker_setup *setup, co
             worker_free(worker);
         return NULL;
     }
-    send_configure(worker, setup);
+    if (setup->gpus->is_done)
+        send_configure(worker, setup);
     watch_arm(worker->timer, START_LIMIT_NS);
     struct log_fields fields = fields_of(worker);
     log_line(LOG_LEVEL_DEBUG, "worker", &fields, "started for uid %u", (unsigned)owner_peer->uid);
     return worker;
+}
+
+void worker_process_configure_all(const struct worker_setup *setup)
+{
+    struct worker_process *worker;
+    LIST_FOREACH(worker, &workers, link)
+    {
+        if (worker->state == WORKER_STARTING && !worker->is_configured)
+            send_configure(worker, setup);
+    }
 }
 
 /* ------------------------------------------------------------------ life */
@@ -220,6 +239,12 @@ const char *worker_process_kernels(const struct worker_process *worker)
 unsigned worker_process_threads(const struct worker_process *worker)
 {
     return worker->threads;
+}
+
+bool worker_process_takes_devices(const struct worker_process *worker, const char **out_text)
+{
+    *out_text = worker ? worker->device_text : "the job has no worker";
+    return worker && worker->takes_devices;
 }
 
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
@@ -261,6 +286,10 @@ static void on_frame(void *data, struct conn *conn, struct wire_frame *frame)
     snprintf(worker->backend, sizeof worker->backend, "%s", envelope->ready->backend);
     snprintf(worker->kernels, sizeof worker->kernels, "%s", envelope->ready->kernels);
     worker->threads = envelope->ready->threads;
+    worker->takes_devices = envelope->ready->device_path;
+    if (*envelope->ready->device_text)
+        snprintf(worker->device_text, sizeof worker->device_text, "%s",
+                 envelope->ready->device_text);
     worker->ops->on_ready(worker->owner);
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/loop.h"
 #include "control/config.h"
+#include "control/gpus.h"
 #include "control/peer.h"
 #include "wire.h"
 
@@ -36,6 +37,7 @@ struct worker_setup {
     const struct config *config;
     const char *node;
     char program[4096]; /* path of gradd-worker */
+    const struct gpus *gpus;
     bool may_change_user;
 };
 
@@ -49,6 +51,9 @@ struct worker_process *worker_process_start(const struct worker_setup *setup, co
                                             const struct worker_process_ops *ops, void *owner,
                                             char *out_error, size_t error_size);
 
+/* setup->gpus is done: those that were started before hear what they are to do. */
+void worker_process_configure_all(const struct worker_setup *setup);
+
 bool worker_process_is_ready(const struct worker_process *worker);
 /* It has been ready at some time. */
 bool worker_process_was_ready(const struct worker_process *worker);
@@ -56,6 +61,8 @@ pid_t worker_process_pid(const struct worker_process *worker);
 const char *worker_process_backend(const struct worker_process *worker);
 const char *worker_process_kernels(const struct worker_process *worker);
 unsigned worker_process_threads(const struct worker_process *worker);
+/* It takes device memory; NULL-safe. Else *out_text says why not, until the worker goes. */
+bool worker_process_takes_devices(const struct worker_process *worker, const char **out_text);
 
 /* Send at once. fd -1: none. Trouble ends the worker: on_ended() follows. */
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd);

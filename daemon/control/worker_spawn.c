@@ -59,7 +59,7 @@ bool worker_spawn_may_change_user(void)
 
 /* ------------------------------------------------------------------ in the child */
 
-static bool set_up_fds(int channel)
+static bool set_up_fds(int channel, bool is_output)
 {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)
@@ -67,7 +67,7 @@ static bool set_up_fds(int channel)
     /* dup2() onto itself would keep the close-on-exec flag. */
     if (channel == CHANNEL_FD ? fcntl(channel, F_SETFD, 0) < 0 : dup2(channel, CHANNEL_FD) < 0)
         return false;
-    if (dup2(null, STDIN_FILENO) < 0 || dup2(null, STDOUT_FILENO) < 0)
+    if (dup2(null, STDIN_FILENO) < 0 || dup2(is_output ? CHANNEL_FD : null, STDOUT_FILENO) < 0)
         return false;
     return syscall(SYS_close_range, CHANNEL_FD + 1, ~0u, 0) == 0;
 }
@@ -133,10 +133,10 @@ static _Noreturn void become_worker(const struct worker_spawn *spawn, pid_t pare
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (getppid() != parent)
         _exit(STEP_ORPHAN);
-    if (!set_up_fds(spawn->channel))
+    if (!set_up_fds(spawn->channel, spawn->option))
         _exit(STEP_FDS);
     clean_environment();
-    char *arguments[] = {(char *)"gradd-worker", NULL};
+    char *arguments[] = {(char *)"gradd-worker", (char *)spawn->option, NULL};
     execv(spawn->program, arguments);
     _exit(STEP_EXEC);
 }

@@ -13,7 +13,8 @@
 
 struct worker_spawn {
     const char *program;
-    int channel; /* becomes fd 3 */
+    int channel;        /* becomes fd 3 */
+    const char *option; /* NULL: none; else its standard output is the channel too */
     bool changes_user;
     uid_t uid;
     gid_t gid;

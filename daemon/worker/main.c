@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "worker/gpus.h"
 #include "worker/worker.h"
 
 enum { CHANNEL_FD = 3 };
@@ -20,6 +21,10 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--version") == 0) {
         puts("gradd-worker " GRADD_VERSION);
+        return 0;
+    }
+    if (argc == 2 && strcmp(argv[1], "--gpus") == 0) {
+        gpus_print(stdout);
         return 0;
     }
     if (argc > 1 || fcntl(CHANNEL_FD, F_SETFD, FD_CLOEXEC) < 0) {

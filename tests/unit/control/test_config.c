@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "control/config.h"
+#include "wire.h"
 #include "base/log.h"
 #include "gradd/types.h"
 #include "run_suite.h"
@@ -62,6 +63,10 @@ START_TEST(values_reach_their_fields_in_their_units)
                            "job_linger_s = 0.25\n"
                            "fusion_bytes = 3k\n"
                            "job_memory_bytes = 2T\n"
+                           "[gpu]\n"
+                           "backend = nccl\n"
+                           "order = flag\n"
+                           "max_ctas = 4\n"
                            "[peer]\n"
                            "wire = bf16\n"
                            "data_encryption = yes\n"
@@ -76,6 +81,10 @@ START_TEST(values_reach_their_fields_in_their_units)
     ck_assert_uint_eq(config.fusion_bytes, 3072);
     ck_assert_uint_eq(config.job_memory_bytes, UINT64_C(2) << 40);
     ck_assert_uint_eq(config.max_sessions, 7);
+    ck_assert_uint_eq(config.backend, BACKEND_NCCL);
+    ck_assert_uint_eq(config.order, PB__QUEUE_ORDER__ORDER_FLAG);
+    ck_assert_uint_eq(config.max_ctas, 4);
+    ck_assert_uint_eq(config.traffic_class, CONFIG_AUTO);
     ck_assert_uint_eq(config_wire_dtypes[config.wire], GRADD_BF16);
     ck_assert_uint_eq(config.data_encryption, CONFIG_YES);
     ck_assert_uint_eq(config.peer_dead_ms, 2500);
@@ -90,6 +99,11 @@ START_TEST(an_error_says_where_and_what_is_allowed)
         const char *text, *words[2];
     } cases[] = {
         {"[job]\n\nop_timeout = 3\n", {"f:3: unknown key \"op_timeout\"", "op_timeout_s"}},
+        {"[gpu]\nbackend = gpu\n", {"f:2: backend = \"gpu\"", "auto, host or nccl"}},
+        {"[gpu]\norder = events\n", {"f:2: ", "auto, event or flag"}},
+        {"[gpu]\nmax_ctas = 0\n", {"f:2: ", "auto, or a number from 1 to 64"}},
+        {"[gpu]\ntraffic_class = 256\n", {"f:2: ", "auto, or a number from 0 to 255"}},
+        {"[gpu]\ntraffic_class = 18446744073709551615\n", {"f:2: ", "auto, or a number"}},
         {"[jobs]\nx = 3\n", {"f:2: unknown section [jobs]", "[job]"}},
         {"[job]\nsocket = /x\n", {"f:2: ", "belongs into section [daemon]"}},
         {"[job]\njob_linger_s = 1\njob_linger_s = 2\n", {"f:3: ", "already in line 2"}},

@@ -40,6 +40,7 @@ static struct layout *make(uint32_t local_size)
     layout->epoch = 9;
     layout->ring_streams = 2;
     layout->wire = 6;
+    layout->device_path = true;
     layout->encrypts_data = true;
     for (uint32_t i = 0; i < layout->n_nodes; i++) {
         snprintf(layout->nodes[i].name, sizeof layout->nodes[i].name, "n%u", i);
@@ -103,6 +104,7 @@ START_TEST(a_layout_travels_whole)
     ck_assert_uint_eq(back->size, N);
     ck_assert_uint_eq(back->n_nodes, 3);
     ck_assert_uint_eq(back->ring_streams, 2);
+    ck_assert(back->device_path);
     ck_assert_uint_eq(back->wire, 6);
     ck_assert(back->encrypts_data);
     ck_assert_mem_eq(back->secret, layout->secret, sizeof back->secret);

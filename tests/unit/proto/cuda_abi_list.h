@@ -44,6 +44,7 @@ extern const size_t cuda_abi_ours_count, cuda_abi_theirs_count;
         {"CUDA_ERROR_NOT_SUPPORTED", CUDA_ERROR_NOT_SUPPORTED}, \
         {"CUDA_ERROR_MPS_CONNECTION_FAILED", CUDA_ERROR_MPS_CONNECTION_FAILED}, \
         {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED}, \
+        {"CU_DEVICE_ATTRIBUTE_MPS_ENABLED", CU_DEVICE_ATTRIBUTE_MPS_ENABLED}, \
         {"sizeof CUresult", sizeof(CUresult)}, \
         {"sizeof CUdevice", sizeof(CUdevice)}, \
         {"sizeof CUdeviceptr", sizeof(CUdeviceptr)}, \
