@@ -44,10 +44,18 @@ static void run(void *data)
     free(copy);
 }
 
+/* Copies may touch memory of the host that the driver does not know. */
+static void *view_of(CUdeviceptr p, size_t bytes)
+{
+    if (kind_of(p) == PAGEABLE && !fake_arena_has(p))
+        return (void *)(uintptr_t)p;
+    return fake_cuda_view((void *)(uintptr_t)p, bytes);
+}
+
 static CUresult push(CUdeviceptr to, CUdeviceptr from, size_t bytes, bool is_staged, CUstream s)
 {
-    void *to_view = fake_cuda_view((void *)(uintptr_t)to, bytes);
-    const void *from_view = fake_cuda_view((void *)(uintptr_t)from, bytes);
+    void *to_view = view_of(to, bytes);
+    const void *from_view = view_of(from, bytes);
     if (to_view == NULL || from_view == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     struct copy *copy = malloc(sizeof *copy + (is_staged ? bytes : 0));

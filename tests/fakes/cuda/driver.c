@@ -16,6 +16,10 @@ static _Atomic int init_pid;
  */
 CUresult fake_enter(enum fake_entry entry, enum fake_need need)
 {
+    /* Before anything that a thread of the parent may have held locked at the time of fork(). */
+    int pid = atomic_load(&init_pid);
+    if (pid != 0 && pid != getpid())
+        return CUDA_ERROR_NOT_INITIALIZED;
     CUresult injected = fake_inject(entry, fake_count_call(entry));
     if (injected == CUDA_ERROR_ILLEGAL_ADDRESS || injected == CUDA_ERROR_LAUNCH_FAILED) {
         CUcontext context = fake_context();
@@ -28,7 +32,7 @@ CUresult fake_enter(enum fake_entry entry, enum fake_need need)
         return CUDA_SUCCESS;
     if (fake_in_stream_thread)
         return CUDA_ERROR_NOT_PERMITTED;
-    if (atomic_load(&init_pid) != getpid())
+    if (pid == 0)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (need == NEED_INIT)
         return CUDA_SUCCESS;
@@ -46,14 +50,14 @@ CUresult cuInit(unsigned flags)
     if (fake_settings.n_devices == 0)
         return CUDA_ERROR_NO_DEVICE;
     pthread_mutex_lock(&fake_lock);
-    int pid = atomic_load(&init_pid);
-    if (pid == 0) {
+    if (atomic_load(&init_pid) == 0) {
         fake_process_open();
         fake_counts_open();
+        fake_inject_open();
         atomic_store(&init_pid, getpid());
     }
     pthread_mutex_unlock(&fake_lock);
-    return pid == 0 || pid == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuDriverGetVersion(int *out)

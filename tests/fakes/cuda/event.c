@@ -195,15 +195,18 @@ static uint64_t last_record(const struct event_slot *slot)
     return number == atomic_load(&slot->born) ? 0 : number;
 }
 
-/* Until the record is done; returns what its recorder's death is to mean. */
-static CUresult await(struct event_slot *slot, uint64_t number, bool on_stream)
+/*
+ * Until the record is done, or the waiting context has a fault; returns that, or what the death of
+ * the recorder is to mean.
+ */
+static CUresult await(struct event_slot *slot, uint64_t number, CUcontext context)
 {
     for (;;) {
         uint32_t seen = atomic_load(&slot->ticks);
         if (is_done(slot, number))
             return CUDA_SUCCESS;
-        if (on_stream && fake_stream_is_faulted())
-            return CUDA_SUCCESS;
+        if (atomic_load(&context->sticky) != 0)
+            return atomic_load(&context->sticky);
         fake_futex_wait(&slot->ticks, seen, 20000);
         int recorder = atomic_load(&slot->recorder[number % FAKE_EVENT_RECORDS]);
         if (fake_settings.dead == FAKE_DEAD_HANG || fake_process_is_alive(recorder) ||
@@ -216,7 +219,7 @@ static CUresult await(struct event_slot *slot, uint64_t number, bool on_stream)
 static void wait_record(void *data)
 {
     struct record *record = data;
-    CUresult rc = await(record->slot, record->number, true);
+    CUresult rc = await(record->slot, record->number, fake_stream_context());
     if (rc != CUDA_SUCCESS)
         fake_stream_fault(rc);
     free(record);
@@ -262,7 +265,7 @@ CUresult cuEventSynchronize(CUevent handle)
     if (rc != CUDA_SUCCESS)
         return rc;
     fake_count_sum(SUM_HOST_SYNCHRONISATIONS);
-    return await(e->slot, last_record(e->slot), false);
+    return await(e->slot, last_record(e->slot), fake_context());
 }
 
 CUresult cuEventElapsedTime_v2(float *out_ms, CUevent from, CUevent to)

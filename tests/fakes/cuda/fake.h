@@ -40,6 +40,8 @@ extern pthread_mutex_t fake_lock;
 
 /* settings.c */
 void fake_settings_read(void);
+/* Map the file `fail` of the shared directory: errors that may be changed while a process runs. */
+void fake_inject_open(void);
 /* The error that this call shall fail with, 0: none. May take its time first, or never return. */
 CUresult fake_inject(enum fake_entry entry, uint64_t call);
 /* Listed in GRADD_FAKE_CUDA_WITHOUT. */
@@ -143,6 +145,7 @@ struct range *fake_range_find(uintptr_t p);
 /* Any range that the context owns, NULL: none. */
 struct range *fake_range_of_context(CUcontext context);
 uint64_t fake_range_used(int device); /* bytes */
+/* NULL: not mapped, or ordinary memory that the driver does not know. */
 void *fake_view_locked(uintptr_t p, size_t bytes);
 void fake_poison(void *p, size_t bytes);
 
@@ -159,6 +162,7 @@ bool fake_stream_is_capturing(CUstream s);
 /* On a stream's thread: its context fails; it has failed, so that no more work is done in it. */
 void fake_stream_fault(CUresult error);
 bool fake_stream_is_faulted(void);
+CUcontext fake_stream_context(void);
 
 /* A word of shared memory was written; whoever waits for it looks. */
 void fake_futex_wake(void *word);

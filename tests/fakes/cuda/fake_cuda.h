@@ -33,7 +33,7 @@ int fake_cuda_pointer_device(const void *device_pointer);
 
 /*
  * Where the CPU finds `bytes` bytes of device memory: NULL if they are not all mapped and
- * accessible. Memory that is no device memory is its own view.
+ * accessible. Registered host memory is its own view; other memory of the host has none.
  */
 void *fake_cuda_view(const void *device_pointer, size_t bytes);
 

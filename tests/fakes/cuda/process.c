@@ -50,16 +50,20 @@ static bool is_locked(int fd)
     return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-bool fake_process_is_alive(int pid)
+/* Not for ourselves once our own file is open. */
+static bool has_locked_file(int pid)
 {
-    if (pid == getpid())
-        return true;
     int fd = open(fake_path("p%d", pid), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return false;
-    bool alive = is_locked(fd);
+    bool is_held = is_locked(fd);
     close(fd);
-    return alive;
+    return is_held;
+}
+
+bool fake_process_is_alive(int pid)
+{
+    return pid == getpid() || has_locked_file(pid);
 }
 
 /* Remove what processes that are gone have left: files "<letter><pid>..." and counters. */
@@ -75,8 +79,7 @@ static void clean(void)
         int pid = is_counts ? atoi(name + 7) : atoi(name + 1);
         if (pid <= 0 || (*name != 'p' && *name != 'm' && !is_counts))
             continue;
-        bool is_stale = pid == getpid() || !fake_process_is_alive(pid);
-        if (is_stale && !(is_counts && fake_settings.keep_counts))
+        if (!has_locked_file(pid) && !(is_counts && fake_settings.keep_counts))
             unlinkat(dirfd(directory), name, 0);
     }
     closedir(directory);
@@ -84,6 +87,8 @@ static void clean(void)
 
 static void create_own(void)
 {
+    if (has_locked_file(getpid()))
+        fake_die("another process, of another container, has the same pid; handles go by it");
     int fd = open(fake_path("p%d", getpid()), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (fd < 0 || fchmod(fd, 0666) != 0 || ftruncate(fd, sizeof *fake_process) != 0 ||
@@ -99,7 +104,9 @@ static void create_own(void)
 
 void fake_process_open(void)
 {
-    if (mkdir(fake_settings.directory, 0777) != 0 && errno != EEXIST)
+    /* The default directory is the user's alone. */
+    if (mkdir(fake_settings.directory, fake_settings.keep_counts ? 0777 : 0700) != 0 &&
+        errno != EEXIST)
         fake_die("cannot make %s: %s", fake_settings.directory, strerror(errno));
     int lock = open(fake_path("lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (lock < 0)

@@ -130,8 +130,11 @@ uint64_t fake_range_used(int device)
 
 void *fake_view_locked(uintptr_t p, size_t bytes)
 {
-    if (!fake_arena_has(p))
-        return (void *)p;
+    if (!fake_arena_has(p)) {
+        const struct range *range = fake_range_find(p);
+        bool is_whole = range != NULL && bytes <= range->base + range->bytes - p;
+        return is_whole ? (void *)p : NULL;
+    }
     uintptr_t end = p + bytes;
     for (uintptr_t at = p; at < end || at == p;) {
         const struct range *range = fake_range_find(at);

@@ -4,16 +4,23 @@
  * when the library is loaded; constant afterwards.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fake.h"
 
+enum { LIVE_BYTES = 1024 };
+
 struct fake_settings fake_settings;
+static const char *without, *fail, *slow; /* copies: the program may change its environment */
+static const char *live;                  /* the file `fail`, mapped; NULL: not yet */
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const char *const names[N_ENTRIES] = {
@@ -89,20 +96,20 @@ static int parse_device(const char *text, size_t bytes)
 /* As the driver does: the list ends at the first entry that names no device. */
 static void read_visible_devices(void)
 {
-    const char *list = getenv("CUDA_VISIBLE_DEVICES");
-    if (list == NULL) {
+    const char *words = getenv("CUDA_VISIBLE_DEVICES");
+    if (words == NULL) {
         fake_settings.n_devices = fake_settings.n_physical;
         for (int i = 0; i < fake_settings.n_physical; i++)
             fake_settings.physical[i] = i;
         return;
     }
-    while (*list != '\0' && fake_settings.n_devices < FAKE_MAX_DEVICES) {
-        size_t bytes = strcspn(list, ",");
-        int device = parse_device(list, bytes);
+    while (*words != '\0' && fake_settings.n_devices < FAKE_MAX_DEVICES) {
+        size_t bytes = strcspn(words, ",");
+        int device = parse_device(words, bytes);
         if (device < 0)
             return;
         fake_settings.physical[fake_settings.n_devices++] = device;
-        list += bytes + (list[bytes] == ',');
+        words += bytes + (words[bytes] == ',');
     }
 }
 
@@ -118,8 +125,20 @@ static enum fake_dead read_dead(void)
     fake_die("GRADD_FAKE_CUDA_DEAD=%s: hang, complete or error", text);
 }
 
+static const char *list(const char *name)
+{
+    const char *text = getenv(name);
+    char *copy = strdup(text != NULL ? text : "");
+    if (copy == NULL)
+        fake_die("out of memory");
+    return copy;
+}
+
 void fake_settings_read(void)
 {
+    without = list("GRADD_FAKE_CUDA_WITHOUT");
+    fail = list("GRADD_FAKE_CUDA_FAIL");
+    slow = list("GRADD_FAKE_CUDA_SLOW");
     static char private_directory[64];
     snprintf(private_directory, sizeof private_directory, "/dev/shm/gradd-fake-cuda.%u", getuid());
     const char *directory = getenv("GRADD_FAKE_CUDA_DIR");
@@ -156,11 +175,11 @@ bool fake_same_name(const char *entry, const char *name, size_t bytes)
  * Items of a list "[program/]function:rest,...": the next one that names this entry and program.
  * Its rest begins at *out_rest.
  */
-static const char *next_item(const char *list, const char *entry, const char **out_rest)
+static const char *next_item(const char *items, const char *entry, const char **out_rest)
 {
-    while (list != NULL && *list != '\0') {
-        size_t bytes = strcspn(list, ",");
-        const char *item = list, *slash = memchr(item, '/', bytes);
+    while (items != NULL && *items != '\0') {
+        size_t bytes = strcspn(items, ",\n");
+        const char *item = items, *slash = memchr(item, '/', bytes);
         bool is_ours = true;
         if (slash != NULL) {
             size_t program = (size_t)(slash - item);
@@ -168,11 +187,11 @@ static const char *next_item(const char *list, const char *entry, const char **o
                       memcmp(item, program_invocation_short_name, program) == 0;
             item = slash + 1;
         }
-        size_t name = strcspn(item, ":,");
-        list += bytes + (list[bytes] == ',');
+        size_t name = strcspn(item, ":,\n");
+        items += bytes + (items[bytes] != '\0');
         if (is_ours && fake_same_name(entry, item, name)) {
             *out_rest = item + name + (item[name] == ':');
-            return list;
+            return items;
         }
     }
     return NULL;
@@ -181,7 +200,7 @@ static const char *next_item(const char *list, const char *entry, const char **o
 bool fake_is_without(enum fake_entry entry)
 {
     const char *rest;
-    return next_item(getenv("GRADD_FAKE_CUDA_WITHOUT"), names[entry], &rest) != NULL;
+    return next_item(without, names[entry], &rest) != NULL;
 }
 
 static void sleep_ms(unsigned long ms)
@@ -210,16 +229,40 @@ static CUresult failure_of(const char *rest, uint64_t call)
     return *end == ':' ? atoi(end + 1) : FAKE_ERROR_UNKNOWN;
 }
 
-CUresult fake_inject(enum fake_entry entry, uint64_t call)
+void fake_inject_open(void)
+{
+    int fd = open(fake_path("fail"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || ftruncate(fd, LIVE_BYTES) != 0)
+        fake_die("cannot open %s: %s", fake_path("fail"), strerror(errno));
+    fchmod(fd, 0666);
+    const char *map = mmap(NULL, LIVE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (map == MAP_FAILED)
+        fake_die("cannot map the list of errors: %s", strerror(errno));
+    live = map;
+}
+
+static CUresult fail_by(const char *items, enum fake_entry entry, uint64_t call)
 {
     const char *rest;
-    if (next_item(getenv("GRADD_FAKE_CUDA_SLOW"), names[entry], &rest) != NULL)
-        sleep_ms(strtoul(rest, NULL, 10));
-    const char *list = getenv("GRADD_FAKE_CUDA_FAIL");
-    while ((list = next_item(list, names[entry], &rest)) != NULL) {
+    while ((items = next_item(items, names[entry], &rest)) != NULL) {
         CUresult rc = failure_of(rest, call);
         if (rc != CUDA_SUCCESS)
             return rc;
     }
     return CUDA_SUCCESS;
+}
+
+CUresult fake_inject(enum fake_entry entry, uint64_t call)
+{
+    const char *rest;
+    if (next_item(slow, names[entry], &rest) != NULL)
+        sleep_ms(strtoul(rest, NULL, 10));
+    CUresult rc = fail_by(fail, entry, call);
+    if (rc != CUDA_SUCCESS || live == NULL || *live == '\0')
+        return rc;
+    char items[LIVE_BYTES + 1]; /* the file may change while it is read */
+    memcpy(items, live, LIVE_BYTES);
+    items[LIVE_BYTES] = '\0';
+    return fail_by(items, entry, call);
 }

@@ -83,6 +83,11 @@ bool fake_stream_is_faulted(void)
     return atomic_load(&this_stream->context->sticky) != 0;
 }
 
+CUcontext fake_stream_context(void)
+{
+    return this_stream->context;
+}
+
 void fake_stream_fault(CUresult error)
 {
     fake_context_fail_in(this_stream->context, error);

@@ -53,7 +53,7 @@ void put_fd(int fd, int sent);
 int take_fd(int fd);
 
 /* The child that runs `breach` is killed by the signal; its stderr has the words. */
-void dies(void (*breach)(void), int signal, const char *words);
+void dies(void (*breach)(void), int sig, const char *words);
 
 /* In any of the processes: the call succeeds, or gives this error. */
 #define OK(call)        gives(CUDA_SUCCESS, call, #call, __LINE__)

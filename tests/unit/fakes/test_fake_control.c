@@ -119,6 +119,30 @@ START_TEST(the_chosen_call_fails)
 }
 END_TEST
 
+static void write_failures(const char *items)
+{
+    char path[256], text[1024] = {0};
+    snprintf(path, sizeof path, "%s/fail", getenv("GRADD_FAKE_CUDA_DIR"));
+    snprintf(text, sizeof text, "%s", items);
+    FILE *file = fopen(path, "r+");
+    HOLDS(file != NULL && fwrite(text, sizeof text, 1, file) == 1);
+    fclose(file);
+}
+
+START_TEST(errors_can_be_switched_on_and_off_in_a_running_process)
+{
+    driver_open(0);
+    size_t left, total;
+    CUdeviceptr p;
+    OK(cu.cuMemGetInfo_v2(&left, &total));
+    write_failures("cuMemGetInfo:*:46\ncuMemAlloc:*:2");
+    GIVES(46, cu.cuMemGetInfo_v2(&left, &total));
+    GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 8));
+    write_failures("");
+    OK(cu.cuMemGetInfo_v2(&left, &total));
+}
+END_TEST
+
 START_TEST(an_injected_fault_stays)
 {
     setenv("GRADD_FAKE_CUDA_FAIL", "cuMemGetInfo:2:719", 1);
@@ -315,6 +339,7 @@ static Suite *suite(void)
         calls_need_init_and_a_context,
         a_forked_child_has_no_driver,
         the_chosen_call_fails,
+        errors_can_be_switched_on_and_off_in_a_running_process,
         an_injected_fault_stays,
         a_call_can_hang,
         a_call_can_be_slow,

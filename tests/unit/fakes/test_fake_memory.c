@@ -174,12 +174,14 @@ START_TEST(host_memory_is_registered_once)
     static _Alignas(4096) char page[8192];
     CUdeviceptr p;
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemHostGetDevicePointer_v2(&p, page, 0));
+    ck_assert_ptr_null(cu.view(page, 1));
     OK(cu.cuMemHostRegister_v2(page, sizeof page, CU_MEMHOSTREGISTER_DEVICEMAP));
     GIVES(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cu.cuMemHostRegister_v2(page + 4096, 10, 0));
     OK(cu.cuMemHostGetDevicePointer_v2(&p, page + 100, 0));
     OK(cu.cuMemsetD8_v2(p, 3, 1));
     OK(cu.cuCtxSynchronize());
     ck_assert_int_eq(page[100], 3);
+    ck_assert(cu.view(page, sizeof page) == page && cu.view(page, sizeof page + 1) == NULL);
     OK(cu.cuMemHostUnregister(page));
     GIVES(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cu.cuMemHostUnregister(page));
 }

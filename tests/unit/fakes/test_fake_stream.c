@@ -232,6 +232,23 @@ START_TEST(a_fault_fails_every_later_call_and_ends_the_work)
 }
 END_TEST
 
+static void fail_context(void *data)
+{
+    cu.context_fail(data, CUDA_ERROR_LAUNCH_FAILED);
+}
+
+START_TEST(a_fault_ends_every_wait_of_the_host)
+{
+    driver_open(0);
+    CUstream s = stream(CU_STREAM_NON_BLOCKING), other = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e = event(CU_EVENT_DISABLE_TIMING);
+    hold(s);
+    OK(cu.cuEventRecord(e, s));
+    OK(cu.stream_push(other, fail_context, other));
+    GIVES(CUDA_ERROR_LAUNCH_FAILED, _i ? cu.cuEventSynchronize(e) : cu.cuStreamSynchronize(s));
+}
+END_TEST
+
 START_TEST(a_captured_stream_refuses_what_a_capture_cannot_hold)
 {
     driver_open(0);
@@ -328,6 +345,7 @@ int main(void)
     TCase *tcase = tcase_create("fake_stream");
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tcase_add_test(tcase, tests[i]);
+    tcase_add_loop_test(tcase, a_fault_ends_every_wait_of_the_host, 0, 2);
     suite_add_tcase(fakes, tcase);
     return run_fake_suite(fakes);
 }
