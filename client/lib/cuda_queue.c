@@ -221,7 +221,7 @@ static int open_queue(struct gradd *g, struct cuda_queue *queue)
 {
     static const char *const names[] = {
         [PB__QUEUE_ORDER__ORDER_EVENT] = "events", [PB__QUEUE_ORDER__ORDER_FLAG] = "flags"};
-    char why[ERROR_TEXT_BYTES];
+    char why[ERROR_TEXT_BYTES], why_too[ERROR_TEXT_BYTES];
     Pb__QueueOrder first = queue->gpu->order;
     if (first == PB__QUEUE_ORDER__ORDER_AUTO)
         first = g->device_order == PB__QUEUE_ORDER__ORDER_FLAG ? PB__QUEUE_ORDER__ORDER_FLAG
@@ -232,12 +232,13 @@ static int open_queue(struct gradd *g, struct cuda_queue *queue)
     if (rc < 0 && !g->failure) {
         snprintf(why, sizeof why, "%s", gradd_error());
         rc = open_by(g, queue, second);
+        snprintf(why_too, sizeof why_too, "%s", gradd_error());
         if (rc < 0 && !g->failure)
             rc = error_set(rc,
-                           "job %s, rank %d, GPU %d: no order between streams of two "
-                           "processes: %s: %s; %s: %s",
+                           "job %s, rank %d, GPU %d: no order between streams of two processes: "
+                           "%s: %s; %s: %s",
                            g->identity.job, g->identity.rank, queue->gpu->ordinal, names[first],
-                           why, names[second], gradd_error());
+                           why, names[second], why_too);
     }
     if (rc == 0)
         queue->gpu->order = queue->order;

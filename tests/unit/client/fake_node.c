@@ -62,17 +62,22 @@ static void await(int fd, short events)
     ck_assert_msg(n == 1, "nothing came within %d ms", PATIENCE_MS);
 }
 
-const Pb__Envelope *fake_expect(struct fake_link *link, Pb__Envelope__BodyCase kind, int *out_fd)
+void fake_next(struct fake_link *link, struct wire_frame *out)
 {
-    struct wire_frame frame;
     int rc;
-    while ((rc = wire_in_next(&link->in, &frame)) == 0) {
-        ck_assert_msg(!link->in.is_eof, "the library hung up, frame %d was expected", kind);
+    while ((rc = wire_in_next(&link->in, out)) == 0) {
+        ck_assert_msg(!link->in.is_eof, "the library hung up, a frame was expected");
         await(link->fd, POLLIN);
         rc = wire_in_read(&link->in, link->fd);
         ck_assert_msg(rc == 0, "reading failed: %s", strerror(-rc));
     }
     ck_assert_int_eq(rc, 1);
+}
+
+const Pb__Envelope *fake_expect(struct fake_link *link, Pb__Envelope__BodyCase kind, int *out_fd)
+{
+    struct wire_frame frame;
+    fake_next(link, &frame);
     ck_assert_msg(frame.envelope->body_case == kind, "frame %d came, %d was expected",
                   frame.envelope->body_case, kind);
     ck_assert_uint_eq(frame.n_fds, out_fd ? 1 : 0);
@@ -147,6 +152,8 @@ void fake_join(struct fake_node *node, uint32_t max_in_flight, uint64_t memory_b
     joined.n_nodes = 1;
     joined.max_in_flight = max_in_flight;
     joined.memory_bytes = memory_bytes;
+    joined.device_path = node->has_device_path;
+    joined.order = node->device_order;
     pb__envelope__init(&envelope);
     envelope.body_case = PB__ENVELOPE__BODY_JOINED;
     envelope.joined = &joined;
@@ -189,6 +196,26 @@ void fake_progress(struct fake_node *node, uint64_t id, uint64_t done)
     batch.n_progress = 1;
     batch.progress = list;
     send_batch(node, &batch);
+}
+
+void fake_enqueued(struct fake_node *node, uint64_t id)
+{
+    Pb__CompletionBatch batch = PB__COMPLETION_BATCH__INIT;
+    batch.n_enqueued = 1;
+    batch.enqueued = &id;
+    send_batch(node, &batch);
+}
+
+void fake_answer_queue(struct fake_node *node, uint32_t queue, int status, const char *text)
+{
+    Pb__QueueReply reply = PB__QUEUE_REPLY__INIT;
+    reply.queue = queue;
+    reply.code = (uint32_t)-status;
+    reply.text = (char *)(uintptr_t)text;
+    Pb__Envelope envelope = PB__ENVELOPE__INIT;
+    envelope.body_case = PB__ENVELOPE__BODY_QUEUE_REPLY;
+    envelope.queue_reply = &reply;
+    fake_send(&node->worker, &envelope, -1);
 }
 
 void fake_answer_region(struct fake_node *node, uint32_t region, int status, const char *text)

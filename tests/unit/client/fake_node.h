@@ -28,6 +28,8 @@ struct fake_node {
     struct fake_link daemon, worker;
     int worker_end; /* the library's end of the worker's socket, before it is sent */
     struct gradd_options options;
+    bool has_device_path; /* what Joined says: set them before fake_join() */
+    uint32_t device_order;
     pthread_t joiner;
     struct gradd *g; /* once joined */
     int status;      /* of gradd_init() */
@@ -47,6 +49,8 @@ void fake_join(struct fake_node *node, uint32_t max_in_flight, uint64_t memory_b
 
 /* The next frame, which must be of this kind. Valid until the next call. out_fd may be NULL. */
 const Pb__Envelope *fake_expect(struct fake_link *link, Pb__Envelope__BodyCase kind, int *out_fd);
+/* The next frame, whatever it is; its descriptors are the caller's. */
+void fake_next(struct fake_link *link, struct wire_frame *out);
 /* No frame is there: proven by the library's having returned before. */
 void fake_expect_nothing(struct fake_link *link);
 void fake_send(struct fake_link *link, const Pb__Envelope *envelope, int fd);
@@ -54,6 +58,8 @@ void fake_hang_up(struct fake_link *link);
 
 void fake_complete(struct fake_node *node, uint64_t id, int status, const char *text);
 void fake_progress(struct fake_node *node, uint64_t id, uint64_t done);
+void fake_enqueued(struct fake_node *node, uint64_t id);
+void fake_answer_queue(struct fake_node *node, uint32_t queue, int status, const char *text);
 void fake_answer_region(struct fake_node *node, uint32_t region, int status, const char *text);
 void fake_fail_epoch(struct fake_link *link, int status, const char *text);
 
