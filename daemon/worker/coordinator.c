@@ -8,6 +8,8 @@
 
 #include "base/clock.h"
 #include "worker/central.h"
+#include "worker/backend/nccl/nccl.h"
+#include "worker/device_map.h"
 #include "worker/epoch.h"
 #include "worker/finite_round.h"
 #include "worker/follower.h"
@@ -28,6 +30,8 @@ struct coordinator {
     uint64_t seq;       /* of the last ExecuteBatch */
     struct stats_round *stats;
     struct finite_rounds *finite;
+    struct device_map devices;
+    uint32_t *gpu_of; /* scratch, by rank */
 };
 
 static const struct conn_ops node_conn_ops;
@@ -42,7 +46,9 @@ struct coordinator *coordinator_new(struct epoch *epoch)
     c->nodes = calloc(layout->n_nodes, sizeof *c->nodes);
     c->stats = stats_round_new(epoch->setup->loop, layout->n_nodes);
     c->finite = finite_rounds_new(layout->n_nodes, layout->node_of, layout->size);
-    if (!c->nodes || !c->stats || !c->finite) {
+    c->gpu_of = calloc(layout->size, sizeof *c->gpu_of);
+    if (device_map_init(&c->devices, layout->size) < 0 || !c->nodes || !c->stats || !c->finite ||
+        !c->gpu_of) {
         coordinator_free(c);
         return NULL;
     }
@@ -68,6 +74,8 @@ void coordinator_free(struct coordinator *c)
     free(c->nodes);
     stats_round_free(c->stats);
     finite_rounds_free(c->finite);
+    device_map_deinit(&c->devices);
+    free(c->gpu_of);
     free(c);
 }
 
@@ -199,6 +207,50 @@ static bool number_finite_check(struct coordinator *c, struct plan_op *op)
     return op->finite_check;
 }
 
+void coordinator_set_device(struct coordinator *c, uint32_t rank, const uint8_t *uuid)
+{
+    device_map_set(&c->devices, rank, 0, uuid);
+}
+
+/* Every node learns of a communicator before the batch that needs it. False: *out_text says why
+ * there is none. */
+static bool begin_comm(struct coordinator *c, const struct plan_op *op, const char **out_text)
+{
+    struct backend *nccl = c->epoch->device;
+    uint8_t id[NCCL_UNIQUE_ID_BYTES] = {0};
+    const uint32_t n_gpus = device_map_number(&c->devices, op->ranks, op->n_ranks, c->gpu_of);
+    if (nccl_has_comm(nccl, op->ranks, c->gpu_of, op->n_ranks))
+        return true;
+    if (n_gpus > 1 && !nccl_unique_id(id, out_text))
+        return false;
+    Pb__CommBegin begin = PB__COMM_BEGIN__INIT;
+    begin.ranks = (uint32_t *)op->ranks;
+    begin.n_ranks = op->n_ranks;
+    begin.comm_rank = c->gpu_of;
+    begin.n_comm_rank = op->n_ranks;
+    begin.size = n_gpus;
+    begin.unique_id = (ProtobufCBinaryData){sizeof id, id};
+    for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
+        push(&c->nodes[i], PB__ENVELOPE__BODY_COMM_BEGIN, &begin);
+    *out_text = "the coordinator has no memory for a communicator";
+    return nccl_comm_begin(nccl, op->ranks, c->gpu_of, op->n_ranks, n_gpus, id, sizeof id);
+}
+
+static bool begin_comms(struct coordinator *c, struct plan_op *const *ops, size_t n)
+{
+    const char *text = "";
+    for (size_t i = 0; c->epoch->device && i < n; i++) {
+        if (!ops[i]->signature.is_device || begin_comm(c, ops[i], &text))
+            continue;
+        char sentence[400];
+        snprintf(sentence, sizeof sentence, "%s: NCCL has no communicator for \"%.100s\": %s",
+                 c->epoch->label, ops[i]->name, text);
+        epoch_fail(c->epoch, GRADD_ERR_UNAVAILABLE, sentence, -1, 0);
+        return false;
+    }
+    return true;
+}
+
 void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
 {
     struct batch_memory memory;
@@ -206,6 +258,8 @@ void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size
     bool has_memory = true;
     for (size_t i = 0; i < n; i++)
         has_memory &= number_finite_check(c, ops[i]);
+    if (!begin_comms(c, ops, n))
+        return;
     if (!batch_memory_new(&memory, ops, n) || !has_memory) {
         batch_memory_free(&memory);
         epoch_fail(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch", -1,
@@ -398,6 +452,14 @@ static void on_node_frame(void *owner, struct conn *conn, struct wire_frame *fra
         struct member *member = epoch_remote_member(epoch, left->rank, node->index);
         if (member)
             epoch_on_rank_left(epoch, member, left->text);
+    } else if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_DEVICE) {
+        const Pb__RemoteDevice *device = envelope->remote_device;
+        if (epoch_remote_member(epoch, device->rank, node->index) &&
+            device->device.len == CUDA_UUID_BYTES)
+            device_map_set(&node->coordinator->devices, device->rank, node->index,
+                           device->device.data);
+        else
+            protest(node, "names a GPU for a rank that is not its own");
     } else if (envelope->body_case == PB__ENVELOPE__BODY_NONFINITE_COUNT) {
         const Pb__NonfiniteCount *m = envelope->nonfinite_count;
         if (!coordinator_count(node->coordinator, node->index, m->finite_check, m->rank, m->count))

@@ -26,6 +26,9 @@ int coordinator_attach(struct coordinator *coordinator, uint32_t node, int take_
 /* These ops are about to run here, as one batch: so they do everywhere. */
 void coordinator_execute(struct coordinator *coordinator, struct plan_op *const *ops, size_t n);
 
+/* This rank's device memory is on this GPU (16 bytes) of its node. */
+void coordinator_set_device(struct coordinator *coordinator, uint32_t rank, const uint8_t *uuid);
+
 /* A remote member's request ends without running. */
 void coordinator_refuse(struct coordinator *coordinator, const struct member *member,
                         uint64_t request, int status, const char *text);

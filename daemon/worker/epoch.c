@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/backend/nccl/nccl.h"
 #include "worker/backend/net/net.h"
 #include "worker/central.h"
 #include "worker/coordinator.h"
@@ -20,6 +21,7 @@ enum {
     LOST_GRACE_MS = 200,
     LOST_LINK_GRACE_MS = 500, /* the daemon asks another node's */
     ENTRIES_PER_RANK = 4,     /* ops waiting or owed, as a multiple of max_in_flight */
+    COMM_TIMEOUT_S = 120,     /* for a communicator to come up, without an op_timeout_s */
     BATCH_MAX = 256,          /* ops; what nodes execute as one must fit into a frame */
 };
 
@@ -31,6 +33,7 @@ static void on_exec_flush(void *data);
 static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n);
 static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);
 static bool on_exec_is_central(void *data, const struct plan_op *op);
+static void on_device_failed(void *data, int status, const char *text, bool broken);
 static void on_mesh_up(void *data);
 static void on_mesh_lost(void *data, uint32_t node, const char *text);
 
@@ -126,6 +129,31 @@ static bool open_order(struct epoch *epoch)
     return epoch->exec;
 }
 
+/* The backend of ops on device memory, where the epoch takes them. */
+static bool open_device_backend(struct epoch *epoch)
+{
+    const struct epoch_setup *setup = epoch->setup;
+    const struct nccl_setup nccl = {
+        .loop = setup->loop,
+        .submitter = setup->submitter,
+        .job = setup->job,
+        .n_ranks = epoch->size,
+        .max_ctas = setup->max_ctas,
+        .traffic_class = setup->traffic_class,
+        .op_timeout_ns = setup->op_timeout_ns,
+        .create_timeout_ns = setup->op_timeout_ns ? setup->op_timeout_ns : COMM_TIMEOUT_S * second,
+        .is_alone = !epoch->layout,
+        .on_failed = on_device_failed,
+        .data = epoch,
+    };
+    if (!epoch->device_path)
+        return true;
+    epoch->device = nccl_new(&nccl);
+    if (epoch->device)
+        exec_set_device_backend(epoch->exec, &backend_nccl, epoch->device);
+    return epoch->device;
+}
+
 struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32_t size,
                         uint32_t n_local, struct layout *take_layout)
 {
@@ -144,7 +172,8 @@ struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32
     epoch->members = calloc(size, sizeof *epoch->members);
     epoch->stall_timer = watch_timer(setup->loop, on_stall_timer, epoch);
     epoch->lost_timer = watch_timer(setup->loop, on_lost_timer, epoch);
-    if (!epoch->members || !epoch->stall_timer || !epoch->lost_timer || !open_order(epoch)) {
+    if (!epoch->members || !epoch->stall_timer || !epoch->lost_timer || !open_order(epoch) ||
+        !open_device_backend(epoch)) {
         epoch_free(epoch);
         return NULL;
     }
@@ -168,6 +197,7 @@ void epoch_free(struct epoch *epoch)
     mesh_free(epoch->mesh);
     if (epoch->net)
         backend_net.free(epoch->net);
+    backend_nccl.free(epoch->device);
     for (uint32_t i = 0; epoch->members && i < epoch->n_members; i++)
         member_deinit(&epoch->members[i]);
     exec_free(epoch->exec);
@@ -344,9 +374,23 @@ struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t 
 
 bool epoch_on_device(struct epoch *epoch, struct member *member, struct cuda_device *device)
 {
-    if (!member->device)
-        member->device = device;
-    return member->device == device;
+    if (member->device)
+        return member->device == device;
+    member->device = device;
+    nccl_set_device(epoch->device, member->rank, device);
+    if (epoch->follower)
+        follower_set_device(epoch->follower, member->rank, device->uuid);
+    if (epoch->coordinator)
+        coordinator_set_device(epoch->coordinator, member->rank, device->uuid);
+    return true;
+}
+
+/* The ops on devices can not go on; with them the epoch. */
+static void on_device_failed(void *data, int status, const char *text, bool broken)
+{
+    struct epoch *epoch = data;
+    epoch->is_broken |= broken;
+    epoch_fail(epoch, status, text, -1, 0);
 }
 
 bool epoch_node_has_left(const struct epoch *epoch, uint32_t node)
@@ -534,6 +578,8 @@ static void announce_failure(struct epoch *epoch)
         member_push_failed(&epoch->members[i], epoch->number, epoch->failure.status,
                            epoch->failure.text, epoch->failure.rank, epoch->failure.pid);
     flush_members(epoch);
+    if (epoch->is_broken)
+        epoch->setup->on_broken(epoch->setup->data);
 }
 
 /* What waits for a rank, for data or for another node ends now. */
@@ -548,6 +594,8 @@ static void fail_waiting(struct epoch *epoch, int status, const char *text)
     exec_abort(epoch->exec, status, text);
     if (epoch->net)
         net_abort(epoch->net, status, text);
+    if (epoch->device && (epoch->failure.status || !exec_is_idle(epoch->exec)))
+        nccl_abort(epoch->device, status, text);
     exec_turn(epoch->exec);
 }
 

@@ -22,6 +22,7 @@ struct cuda_import_table;
 struct follower;
 struct mesh;
 struct nccl_table;
+struct submitter;
 
 /* What epochs of one worker share; outlives them. */
 struct epoch_setup {
@@ -34,6 +35,7 @@ struct epoch_setup {
     struct cuda_device_table *devices;
     struct cuda_import_table *imports;
     const struct nccl_table *nccl;
+    struct submitter *submitter;
     uint32_t max_ctas;     /* of a communicator; 0: NCCL's choice */
     int32_t traffic_class; /* of a communicator; -1: NCCL's choice */
     char job[256];
@@ -49,6 +51,8 @@ struct epoch_setup {
                            const char *text);
     void (*on_stall)(void *data, uint64_t epoch, uint32_t n_stalled, const char *text);
     void (*on_over)(void *data); /* the last member is gone */
+    /* A GPU's context is lost: once the epoch's failure is told, the process has to go. */
+    void (*on_broken)(void *data);
     void *data;
 };
 
@@ -59,9 +63,11 @@ struct epoch {
     uint32_t n_local, n_added, n_gone; /* ranks of this node: expected, added, gone */
     uint32_t n_members;                /* local ones and, on the coordinator, remote ones */
     uint32_t n_remote_left;
-    char label[288];   /* how sentences begin: "job train7" */
-    bool device_path;  /* ops on device memory run on the device: every node can */
-    struct plan *plan; /* NULL on a node that follows */
+    char label[288];        /* how sentences begin: "job train7" */
+    bool device_path;       /* ops on device memory run on the device: every node can */
+    struct backend *device; /* runs them; NULL without a device path */
+    bool is_broken;         /* a GPU's context is lost */
+    struct plan *plan;      /* NULL on a node that follows */
     struct exec *exec;
     struct member *members; /* [size]: n_members are used, in order of coming */
     /* On several nodes; all NULL on one. */

@@ -488,6 +488,7 @@ static void open_run(struct exec *exec, struct plan_op *op)
         .root = s->kind == GRADD_BROADCAST ? index_of_rank(op, s->root) : 0,
         .n_joined = op->n_joined,
         .is_device = s->is_device && exec->device_backend,
+        .ranks = op->ranks,
         .parts = run->parts,
         .counts = s->counts,
     };

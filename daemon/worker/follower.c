@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "worker/central.h"
+#include "worker/backend/nccl/nccl.h"
 #include "worker/epoch.h"
 #include "worker/plan/process_set.h"
 #include "worker/stats.h"
@@ -215,6 +216,14 @@ void follower_count(struct follower *f, uint64_t finite_check, uint32_t rank, ui
     push(f, PB__ENVELOPE__BODY_NONFINITE_COUNT, &message);
 }
 
+void follower_set_device(struct follower *f, uint32_t rank, const uint8_t *uuid)
+{
+    Pb__RemoteDevice device = PB__REMOTE_DEVICE__INIT;
+    device.rank = rank;
+    device.device = (ProtobufCBinaryData){CUDA_UUID_BYTES, (uint8_t *)uuid};
+    push(f, PB__ENVELOPE__BODY_REMOTE_DEVICE, &device);
+}
+
 static void push_stats(void *data, Pb__StatsReply *reply)
 {
     push(data, PB__ENVELOPE__BODY_STATS_REPLY, reply);
@@ -375,6 +384,15 @@ static void on_refusal(struct follower *f, const Pb__RemoteFailure *failure)
     }
 }
 
+static void on_comm_begin(struct follower *f, const Pb__CommBegin *begin)
+{
+    struct backend *nccl = f->epoch->device;
+    if (!nccl || begin->n_ranks == 0 || begin->n_ranks != begin->n_comm_rank ||
+        !nccl_comm_begin(nccl, begin->ranks, begin->comm_rank, (uint32_t)begin->n_ranks,
+                         begin->size, begin->unique_id.data, begin->unique_id.len))
+        protest(f, "began a communicator that does not fit this node");
+}
+
 static void on_counted(struct follower *f, const Pb__NonfiniteCount *counted)
 {
     if (!exec_counted(f->epoch->exec, counted->finite_check, counted->rank, counted->count) &&
@@ -436,6 +454,8 @@ static void on_frame(void *owner, struct conn *conn, struct wire_frame *frame)
     const Pb__Envelope *envelope = frame->envelope;
     if (envelope->body_case == PB__ENVELOPE__BODY_EXECUTE_BATCH)
         on_execute(f, envelope->execute_batch);
+    else if (envelope->body_case == PB__ENVELOPE__BODY_COMM_BEGIN)
+        on_comm_begin(f, envelope->comm_begin);
     else if (envelope->body_case == PB__ENVELOPE__BODY_REMOTE_FAILURE)
         on_refusal(f, envelope->remote_failure);
     else if (envelope->body_case == PB__ENVELOPE__BODY_NONFINITE_COUNT)

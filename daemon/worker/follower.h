@@ -28,6 +28,8 @@ int follower_submit(struct follower *follower, const struct member *member, uint
                     const char *name, const struct signature *signature, struct request *request,
                     const char **out_text);
 void follower_rank_left(struct follower *follower, uint32_t rank, const char *text);
+/* This rank's device memory is on this GPU (16 bytes) of this node. */
+void follower_set_device(struct follower *follower, uint32_t rank, const uint8_t *uuid);
 void follower_flush(struct follower *follower);
 
 /* The epoch is over here. The coordinator's worker notices, whether its daemon says so or not. */

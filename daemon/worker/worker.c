@@ -11,6 +11,7 @@
 #include "worker/coordinator.h"
 #include "worker/backend/nccl/nccl_table.h"
 #include "worker/buffer/cuda_import.h"
+#include "worker/backend/nccl/submitter.h"
 #include "worker/epoch.h"
 #include "worker/reduce/reduce.h"
 #include "worker/stats.h"
@@ -120,6 +121,20 @@ static void on_over(void *data)
     loop_defer(worker->loop, settle, worker);
 }
 
+/* The daemon starts another worker for the next epoch. */
+static void end_process(void *data)
+{
+    struct worker *worker = data;
+    log_error("worker", "job %s: a GPU's context is lost: this worker ends", worker->setup.job);
+    loop_stop(worker->loop);
+}
+
+static void on_broken(void *data)
+{
+    struct worker *worker = data;
+    loop_defer(worker->loop, end_process, worker);
+}
+
 static void on_epoch_begin(struct worker *worker, struct wire_frame *frame)
 {
     const Pb__EpochBegin *begin = frame->envelope->epoch_begin;
@@ -191,6 +206,13 @@ static bool open_device_path(struct worker *worker, const char **out_text)
     setup->devices = cuda_device_table_new(cuda, worker->chores);
     if (!setup->devices) {
         *out_text = "the worker has no memory";
+        return false;
+    }
+    setup->submitter = submitter_new(worker->loop);
+    if (!setup->submitter) {
+        cuda_device_table_free(setup->devices);
+        setup->devices = NULL;
+        *out_text = "the worker has no memory, descriptors or threads";
         return false;
     }
     worker->imports.chores = worker->chores;
@@ -316,6 +338,7 @@ struct worker *worker_new(struct loop *loop, int take_fd)
         .on_links_up = on_links_up,
         .on_link_lost = on_link_lost,
         .on_over = on_over,
+        .on_broken = on_broken,
         .data = worker,
     };
     return worker;
@@ -335,6 +358,7 @@ void worker_free(struct worker *worker)
         worker->retired = epoch->next;
         epoch_free(epoch);
     }
+    submitter_free(worker->setup.submitter);
     chores_free(worker->chores);
     cuda_device_table_free(worker->setup.devices);
     free(worker);

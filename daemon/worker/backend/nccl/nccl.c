@@ -183,6 +183,13 @@ static struct comm *find_comm(const struct backend *nccl, const uint32_t *ranks,
     return NULL;
 }
 
+bool nccl_has_comm(const struct backend *nccl, const uint32_t *ranks, const uint32_t *gpu_of,
+                   uint32_t n_ranks)
+{
+    const struct comm *comm = find_comm(nccl, ranks, n_ranks, NULL);
+    return comm && comm_has_gpus(comm, gpu_of);
+}
+
 /* gpu_devices[] is filled. NULL: out of memory. */
 static struct comm *add_comm(struct backend *nccl, const uint32_t *ranks, const uint32_t *gpu_of,
                              uint32_t n_ranks, uint32_t n_gpus, const ncclUniqueId *id)

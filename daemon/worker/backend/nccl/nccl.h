@@ -42,6 +42,9 @@ void nccl_set_device(struct backend *backend, uint32_t rank, struct cuda_device 
  */
 bool nccl_comm_begin(struct backend *backend, const uint32_t *ranks, const uint32_t *gpu_of,
                      uint32_t n_ranks, uint32_t n_gpus, const uint8_t *unique_id, size_t id_bytes);
+/* The newest communicator of these ranks has these GPUs. */
+bool nccl_has_comm(const struct backend *backend, const uint32_t *ranks, const uint32_t *gpu_of,
+                   uint32_t n_ranks);
 /* A new unique id of NCCL_UNIQUE_ID_BYTES; false: *out_text says why not. */
 bool nccl_unique_id(uint8_t *out_id, const char **out_text);
 
