@@ -72,6 +72,7 @@ def run(command: list[str], variables: dict[str, str] | None = None) -> list[dic
         start_new_session=True,
         env={**os.environ, **(variables or {})},
     )
+    keep_priority(process)
     try:
         out, error = process.communicate(timeout=PROGRAM_TIMEOUT_S)
     except BaseException as e:
@@ -95,6 +96,15 @@ def end_group(process: subprocess.Popen) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def keep_priority(process: subprocess.Popen) -> None:
+    """The process has a session of its own: where the kernel groups tasks by session, `nice` counts
+    between groups only when the group is told."""
+    try:
+        pathlib.Path(f"/proc/{process.pid}/autogroup").write_text(str(os.nice(0)))
+    except OSError:
+        pass  # no such groups, or not root
 
 
 def parse_row(line: str) -> dict | None:
