@@ -122,8 +122,8 @@ static int attribute(const struct cuda_device *device, int which)
 
 static void load_kernels(struct cuda_device *device)
 {
-    const char *text = "";
-    const void *image = cuda_kernels_image(NULL, &text);
+    size_t bytes;
+    const void *image = cuda_kernels_image(&bytes, NULL);
     CUresult rc = image ? device->cuda->module_load(&device->kernels, image) : CUDA_SUCCESS;
     if (rc == CUDA_SUCCESS)
         return;
@@ -152,7 +152,7 @@ static void set_up(struct cuda_device *device)
 static const char *advice(int compute_mode)
 {
     return compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS
-               ? " (its compute mode is exclusive: trainer and worker share it only under MPS)"
+               ? "; in exclusive compute mode only MPS lets two processes in"
                : "";
 }
 

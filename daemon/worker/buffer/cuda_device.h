@@ -38,7 +38,7 @@ struct cuda_device {
     uint64_t import_bytes;
     _Atomic uint64_t scratch_bytes;
     int status; /* GRADD_OK; GRADD_PENDING while opening; else why not, in text */
-    char text[240];
+    char text[320];
     int open_status; /* the chores thread's, while opening */
     struct cuda_device_waiter *waiters;
     struct cuda_device *next;

@@ -269,7 +269,7 @@ static void run_open(struct chore *chore)
 /* Out of the table, then told and freed. */
 static void refuse(struct queue *queue, int status, const char *why)
 {
-    char text[320];
+    char text[400];
     queue_opened_fn *opened = queue->opened;
     void *data = queue->data;
     uint32_t id = queue->id;

@@ -291,7 +291,7 @@ static void on_import_opened(struct cuda_import_user *user, int status, const ch
         opened(data, id, GRADD_OK, "");
         return;
     }
-    char text[320];
+    char text[400];
     snprintf(text, sizeof text, "region %u: device memory can not be mapped: %s", id, why);
     close_region(region->table, region, NULL, NULL);
     opened(data, id, status, text);
