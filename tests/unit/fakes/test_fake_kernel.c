@@ -10,7 +10,7 @@ enum { N = 1000 };
 
 static CUfunction kernel(const char *name)
 {
-    CUmodule module;
+    static CUmodule module; /* until the process ends */
     CUfunction f;
     OK(cu.cuModuleLoadData(&module, ".version 8.0\n"));
     OK(cu.cuModuleGetFunction(&f, module, name));
@@ -135,6 +135,7 @@ START_TEST(what_is_no_image_or_no_kernel_is_refused)
           cu.cuLaunchKernel(f, 1, 1, 1, 1025, 1, 1, 0, NULL, parameters, NULL));
     GIVES(CUDA_ERROR_INVALID_VALUE,
           cu.cuLaunchKernel(f, 0, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL));
+    OK(cu.cuModuleUnload(module));
 }
 END_TEST
 
