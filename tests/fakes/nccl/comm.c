@@ -116,6 +116,7 @@ static void claim(ncclComm_t comm)
     self->physical = comm->physical;
     memcpy(self->host, fake_settings()->host, sizeof(self->host));
     atomic_store(&self->state, RANK_HERE);
+    atomic_store(&self->has_come, 1);
     fake_shared_changed(comm->shared);
 }
 
@@ -124,23 +125,18 @@ static bool is_elsewhere(ncclComm_t comm, int rank)
     return strcmp(comm->shared->ranks[rank].host, fake_settings()->host) != 0;
 }
 
-/* Until all have come; not ncclSuccess: stopped, or one is gone that is known to be. */
-static ncclResult_t wait_for_all(ncclComm_t comm)
+/* Until all have come, though some may have gone again; false: stopped. */
+static bool wait_for_all(ncclComm_t comm)
 {
-    for (int i = 0; i < comm->n_ranks;) {
+    for (int i = 0; i < comm->n_ranks && !comm->is_stopped;) {
         const uint32_t ticks = atomic_load(&comm->shared->ticks);
-        const uint32_t state = atomic_load(&comm->shared->ranks[i].state);
 
-        if (comm->is_stopped)
-            return ncclInternalError;
-        if (state == RANK_GONE && is_elsewhere(comm, i))
-            return fake_error(ncclRemoteError, "rank %d is gone", i);
-        if (state >= RANK_HERE && state != RANK_GONE)
+        if (atomic_load(&comm->shared->ranks[i].has_come))
             i++;
         else
             fake_shared_wait(comm->shared, ticks);
     }
-    return ncclSuccess;
+    return !comm->is_stopped;
 }
 
 static ncclResult_t check_duplicates(ncclComm_t comm)
@@ -165,7 +161,6 @@ static ncclResult_t check_duplicates(ncclComm_t comm)
 
 static ncclResult_t meet(ncclComm_t comm)
 {
-    ncclResult_t rc;
     struct shared *shared = fake_shared_open(&comm->id);
 
     if (shared == NULL)
@@ -174,10 +169,11 @@ static ncclResult_t meet(ncclComm_t comm)
     claim(comm);
     while (fake_settings()->init_hangs && !comm->is_stopped)
         fake_sleep_ms(2);
-    rc = wait_for_all(comm);
-    if (rc == ncclSuccess && comm->rank == 0)
+    if (!wait_for_all(comm))
+        return ncclInternalError;
+    if (comm->rank == 0)
         fake_shared_unlink(&comm->id);
-    return rc == ncclSuccess ? check_duplicates(comm) : rc;
+    return check_duplicates(comm);
 }
 
 static void make(ncclComm_t comm)
@@ -495,7 +491,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     if (!is_stopped)
         finalize(comm);
     set_dead(comm, "ncclCommDestroy");
-    leave(comm, RANK_GONE);
+    leave(comm, RANK_FINALIZED); /* in good order: no error for ranks elsewhere */
     fake_guard_leave(comm->physical);
     return ncclSuccess;
 }

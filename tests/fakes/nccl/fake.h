@@ -94,6 +94,7 @@ enum rank_state { RANK_ABSENT, RANK_CLAIMED, RANK_HERE, RANK_FINALIZED, RANK_GON
 
 struct shared_rank {
     _Atomic uint32_t state; /* enum rank_state */
+    _Atomic uint32_t has_come;
     int32_t pid, physical;
     char host[64];
     _Atomic uint64_t steps; /* barriers entered */

@@ -39,6 +39,9 @@ static void read_settings(void)
     const char *directory = getenv("GRADD_FAKE_NCCL_DIR"), *host = getenv("NCCL_HOSTID");
     const char *async = getenv("GRADD_FAKE_NCCL_ASYNC");
 
+    if (!directory || !*directory)
+        directory = getenv("GRADD_FAKE_CUDA_DIR");
+
     settings = (struct fake_settings){
         .version = (int)number("GRADD_FAKE_NCCL_VERSION", FAKE_VERSION),
         .init_ms = (unsigned)number("GRADD_FAKE_NCCL_INIT_MS", 0),

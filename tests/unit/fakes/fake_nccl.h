@@ -51,7 +51,7 @@ void ranks_wait(struct outcomes *outcomes);
 
 /* All end with 0. */
 void ranks_succeed(int n, void (*run)(struct rank *self));
-/* At least one is aborted with these words, and none hangs: the others end or are aborted. */
+/* At least one is aborted with these words. Who waits for it then is killed. */
 void ranks_die(int n, void (*run)(struct rank *self), const char *words);
 
 #define NOK(call)        gives((CUresult)ncclSuccess, (CUresult)(call), #call, __LINE__)
