@@ -145,6 +145,14 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+/* Records on several streams may be done in any order. */
+static void mark_done(_Atomic uint64_t *done, uint64_t number)
+{
+    uint64_t before = atomic_load(done);
+    while (before < number && !atomic_compare_exchange_weak(done, &before, number))
+        ;
+}
+
 static void complete(void *data)
 {
     struct record *record = data;
@@ -152,7 +160,7 @@ static void complete(void *data)
     /* Like the work before it, a record behind a fault is never reached. */
     if (!fake_stream_is_faulted() || fake_settings.dead == FAKE_DEAD_COMPLETE) {
         atomic_store(&slot->done_ns, now_ns());
-        atomic_store(&slot->done[record->number % FAKE_EVENT_RECORDS], record->number);
+        mark_done(&slot->done[record->number % FAKE_EVENT_RECORDS], record->number);
         atomic_fetch_add(&slot->ticks, 1);
         fake_futex_wake(&slot->ticks);
     }

@@ -68,7 +68,7 @@ uint64_t fake_count_call(enum fake_entry entry);
 void fake_count_sum(enum fake_sum sum);
 
 /* process.c: the directory that the fakes of several processes share. */
-enum { FAKE_EVENT_RECORDS = 16, FAKE_EVENTS = 4096 };
+enum { FAKE_EVENT_RECORDS = 64, FAKE_EVENTS = 4096 };
 struct event_slot {
     _Atomic uint32_t ticks; /* futex: one more at every completed record */
     _Atomic uint32_t generation;
@@ -87,6 +87,8 @@ struct process_file {
 };
 extern struct process_file *fake_process; /* our own */
 void fake_process_open(void);
+/* At the end of the process: its files are removed, so that nobody opens them any more. */
+void fake_process_close(void);
 /* Map another process's file; kept for good. NULL: there is no such process. */
 struct process_file *fake_process_of(int pid);
 bool fake_process_is_alive(int pid);

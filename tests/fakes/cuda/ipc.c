@@ -65,15 +65,25 @@ static bool handle_is_live(const struct handle *handle, const struct block_head 
     return false;
 }
 
-static void note_importer(struct block_head *head, int from, int to)
+/* In the place of one who closed the block, or died with it open. */
+static void add_importer(struct block_head *head)
 {
     for (unsigned i = 0; i < BLOCK_IMPORTERS; i++) {
-        int32_t pid = from;
-        if (atomic_compare_exchange_strong(&head->importers[i], &pid, to))
+        int32_t pid = atomic_load(&head->importers[i]);
+        if ((pid == 0 || !fake_process_is_alive(pid)) &&
+            atomic_compare_exchange_strong(&head->importers[i], &pid, getpid()))
             return;
     }
-    if (to != 0)
-        fake_die("more than %d imports of one block", BLOCK_IMPORTERS);
+    fake_die("more than %d imports of one block", BLOCK_IMPORTERS);
+}
+
+static void remove_importer(struct block_head *head)
+{
+    for (unsigned i = 0; i < BLOCK_IMPORTERS; i++) {
+        int32_t pid = getpid();
+        if (atomic_compare_exchange_strong(&head->importers[i], &pid, 0))
+            return;
+    }
 }
 
 static int visible_ordinal(int physical)
@@ -127,7 +137,7 @@ static CUresult import_new(const struct handle *handle, CUdeviceptr *out)
                                                   .is_accessible = true,
                                                   .owner = import});
     imports = import;
-    note_importer(head, 0, getpid());
+    add_importer(head);
     *out = import->range->base;
     return CUDA_SUCCESS;
 }
@@ -164,7 +174,7 @@ void fake_import_close(struct range *range)
     while (*link != import)
         link = &(*link)->next;
     *link = import->next;
-    note_importer(import->head, getpid(), 0);
+    remove_importer(import->head);
     fake_arena_unmap(import->base, import->head->bytes);
     fake_arena_give(import->base, import->head->bytes);
     munmap(import->head, BLOCK_HEAD);

@@ -47,6 +47,11 @@ __attribute__((constructor)) static void load(void)
             hide(entry);
 }
 
+__attribute__((destructor)) static void unload(void)
+{
+    fake_process_close();
+}
+
 CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags,
                              int *out_status)
 {

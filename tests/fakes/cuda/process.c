@@ -85,6 +85,20 @@ static void clean(void)
     closedir(directory);
 }
 
+void fake_process_close(void)
+{
+    if (fake_process == NULL || fake_process->pid != getpid())
+        return;
+    DIR *directory = opendir(fake_settings.directory);
+    const struct dirent *entry;
+    while (directory != NULL && (entry = readdir(directory)) != NULL)
+        if ((entry->d_name[0] == 'p' || entry->d_name[0] == 'm') &&
+            atoi(entry->d_name + 1) == getpid())
+            unlinkat(dirfd(directory), entry->d_name, 0);
+    if (directory != NULL)
+        closedir(directory);
+}
+
 static void create_own(void)
 {
     if (has_locked_file(getpid()))

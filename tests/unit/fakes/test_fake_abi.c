@@ -44,8 +44,6 @@ SAME(FAKE_WAIT_AND, CU_STREAM_WAIT_VALUE_AND);
 SAME(FAKE_WAIT_NOR, CU_STREAM_WAIT_VALUE_NOR);
 SAME(FAKE_WAIT_FLUSH, CU_STREAM_WAIT_VALUE_FLUSH);
 SAME(FAKE_EVENT_BLOCKING_SYNC, CU_EVENT_BLOCKING_SYNC);
-SAME(FAKE_STREAM_LEGACY, (uintptr_t)CU_STREAM_LEGACY);
-SAME(FAKE_STREAM_PER_THREAD, (uintptr_t)CU_STREAM_PER_THREAD);
 SAME(0, CU_GET_PROC_ADDRESS_SUCCESS);
 SAME(1, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
 
@@ -92,8 +90,18 @@ START_TEST(the_library_exports_the_names_that_the_header_maps_calls_to)
 }
 END_TEST
 
+START_TEST(the_default_streams_have_the_headers_handles)
+{
+    ck_assert_uint_eq(FAKE_STREAM_LEGACY, (uintptr_t)CU_STREAM_LEGACY);
+    ck_assert_uint_eq(FAKE_STREAM_PER_THREAD, (uintptr_t)CU_STREAM_PER_THREAD);
+}
+END_TEST
+
 int main(void)
 {
-    const TTest *const tests[] = {the_library_exports_the_names_that_the_header_maps_calls_to};
-    return run_suite("fake_abi", tests, 1);
+    const TTest *const tests[] = {
+        the_library_exports_the_names_that_the_header_maps_calls_to,
+        the_default_streams_have_the_headers_handles,
+    };
+    return run_suite("fake_abi", tests, sizeof tests / sizeof *tests);
 }

@@ -290,6 +290,36 @@ START_TEST(records_of_a_killed_process_hang_complete_or_fail)
 }
 END_TEST
 
+/* Exporter that ends in good order with its memory in use. */
+static void export_and_exit(int fd)
+{
+    driver_open(0);
+    CUdeviceptr p;
+    CUipcMemHandle handle;
+    OK(cu.cuMemAlloc_v2(&p, BYTES));
+    OK(cu.cuIpcGetMemHandle(&handle, p));
+    put(fd, &handle, sizeof handle);
+    take(fd, &handle, 1);
+    exit(0);
+}
+
+START_TEST(a_process_that_ends_takes_its_files_with_it)
+{
+    struct peer peer = peer_start(export_and_exit);
+    driver_open(0);
+    CUipcMemHandle handle;
+    CUdeviceptr p;
+    char path[256];
+    take(peer.fd, &handle, sizeof handle);
+    snprintf(path, sizeof path, "%s/m%d.1", getenv("GRADD_FAKE_CUDA_DIR"), peer.pid);
+    ck_assert_int_eq(access(path, F_OK), 0);
+    put(peer.fd, "", 1);
+    peer_end(peer);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    GIVES(CUDA_ERROR_MAP_FAILED, cu.cuIpcOpenMemHandle_v2(&p, handle, lazy));
+}
+END_TEST
+
 /* Exporter of memory made by cuMemCreate(): sends the descriptor and is gone. */
 static void export_physical(int fd)
 {
@@ -348,6 +378,7 @@ static Suite *suite(void)
         memory_freed_while_it_is_imported_becomes_nan,
         memory_that_was_freed_cannot_be_imported,
         memory_of_a_killed_process_stays_with_who_has_it_open,
+        a_process_that_ends_takes_its_files_with_it,
         a_process_cannot_open_its_own_handles,
         a_handle_covers_its_allocation_and_not_the_neighbours,
         a_stream_waits_for_another_processs_record,

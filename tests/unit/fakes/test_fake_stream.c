@@ -78,6 +78,24 @@ START_TEST(a_stream_waits_for_the_record_made_before_the_wait)
 }
 END_TEST
 
+START_TEST(records_on_two_streams_are_done_in_any_order)
+{
+    driver_open(0);
+    CUstream a = stream(CU_STREAM_NON_BLOCKING), b = stream(CU_STREAM_NON_BLOCKING);
+    CUstream waiting = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e = event(CU_EVENT_DISABLE_TIMING);
+    hold(a);
+    OK(cu.cuEventRecord(e, a));
+    OK(cu.cuStreamWaitEvent(waiting, e, 0));
+    OK(cu.cuEventRecord(e, b));
+    OK(cu.cuEventSynchronize(e)); /* the second record */
+    GIVES(CUDA_ERROR_NOT_READY, cu.cuStreamQuery(waiting));
+    let_go();
+    OK(cu.cuStreamSynchronize(waiting));
+    OK(cu.cuEventQuery(e));
+}
+END_TEST
+
 START_TEST(a_wait_outlives_its_event)
 {
     driver_open(0);
@@ -327,6 +345,7 @@ int main(void)
     const TTest *const tests[] = {
         items_run_in_order_whatever_the_delays,
         a_stream_waits_for_the_record_made_before_the_wait,
+        records_on_two_streams_are_done_in_any_order,
         a_wait_outlives_its_event,
         an_event_is_recorded_in_its_own_context,
         interprocess_events_have_no_timing,
