@@ -52,6 +52,7 @@ void worker_double_speak(size_t i, const Pb__Envelope *envelope)
     case PB__ENVELOPE__BODY_MEMBER_GONE:
     case PB__ENVELOPE__BODY_STALL_NOTICE:
     case PB__ENVELOPE__BODY_STATS_REPLY:
+    case PB__ENVELOPE__BODY_LINK_LOST:
         worker->ops->on_message(worker->owner, envelope);
         break;
     default:
@@ -130,6 +131,18 @@ unsigned worker_process_threads(const struct worker_process *worker)
 {
     (void)worker;
     return 1;
+}
+
+bool worker_process_takes_devices(const struct worker_process *worker, const char **out_text)
+{
+    (void)worker;
+    *out_text = "the worker is a double";
+    return false;
+}
+
+void worker_process_configure_all(const struct worker_setup *setup)
+{
+    (void)setup;
 }
 
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
