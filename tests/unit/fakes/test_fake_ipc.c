@@ -145,6 +145,9 @@ static void export_small(int fd)
     OK(cu.cuIpcGetMemHandle(&handle, second));
     put(fd, &handle, sizeof handle);
     take(fd, &go, 1);
+    OK(cu.cuMemFree_v2(second)); /* the first keeps the block */
+    put(fd, &go, 1);
+    take(fd, &go, 1);
 }
 
 START_TEST(a_handle_covers_its_allocation_and_not_the_neighbours)
@@ -160,6 +163,10 @@ START_TEST(a_handle_covers_its_allocation_and_not_the_neighbours)
     ck_assert_int_eq(bytes[0], 7);
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemcpyDtoH_v2(bytes, p + 4095, 2));
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemcpyDtoH_v2(bytes, p - 65536, 1));
+    OK(cu.cuIpcCloseMemHandle(p));
+    put(peer.fd, "", 1);
+    take(peer.fd, bytes, 1);
+    GIVES(CUDA_ERROR_MAP_FAILED, cu.cuIpcOpenMemHandle_v2(&p, handle, lazy));
     put(peer.fd, "", 1);
     peer_end(peer);
 }

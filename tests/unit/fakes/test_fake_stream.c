@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fake_driver.h"
 
@@ -44,18 +45,27 @@ static void append(void *data)
     ((int *)data)[0] = atomic_fetch_add(&at, 1);
 }
 
+static uint64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
 START_TEST(items_run_in_order_whatever_the_delays)
 {
-    setenv("GRADD_FAKE_CUDA_DELAY_US", "500", 1);
+    setenv("GRADD_FAKE_CUDA_DELAY_US", "2000", 1);
     driver_open(0);
     CUstream s = stream(CU_STREAM_NON_BLOCKING);
     int order[20];
+    uint64_t before = now_us();
     for (int i = 0; i < 20; i++)
         OK(i % 2 ? cu.cuLaunchHostFunc(s, append, &order[i])
                  : cu.stream_push(s, append, &order[i]));
     OK(cu.cuStreamSynchronize(s));
     for (int i = 0; i < 20; i++)
         ck_assert_int_eq(order[i], i);
+    ck_assert_uint_ge(now_us() - before, 5000); /* their sum, for this seed, is above */
 }
 END_TEST
 
@@ -92,6 +102,22 @@ START_TEST(records_on_two_streams_are_done_in_any_order)
     GIVES(CUDA_ERROR_NOT_READY, cu.cuStreamQuery(waiting));
     let_go();
     OK(cu.cuStreamSynchronize(waiting));
+    OK(cu.cuEventQuery(e));
+}
+END_TEST
+
+START_TEST(a_late_record_does_not_undo_a_newer_one)
+{
+    driver_open(0);
+    CUstream a = stream(CU_STREAM_NON_BLOCKING), b = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e = event(CU_EVENT_DISABLE_TIMING);
+    hold(a);
+    OK(cu.cuEventRecord(e, a));
+    for (int i = 0; i < 64; i++) /* the last has the first one's place */
+        OK(cu.cuEventRecord(e, b));
+    OK(cu.cuEventSynchronize(e));
+    let_go();
+    OK(cu.cuStreamSynchronize(a));
     OK(cu.cuEventQuery(e));
 }
 END_TEST
@@ -346,6 +372,7 @@ int main(void)
         items_run_in_order_whatever_the_delays,
         a_stream_waits_for_the_record_made_before_the_wait,
         records_on_two_streams_are_done_in_any_order,
+        a_late_record_does_not_undo_a_newer_one,
         a_wait_outlives_its_event,
         an_event_is_recorded_in_its_own_context,
         interprocess_events_have_no_timing,
