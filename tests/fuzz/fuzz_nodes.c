@@ -170,6 +170,14 @@ static void add_trainer(struct scene *scene, int i, uint32_t rank)
     close(memory);
 }
 
+/* The region is opened by another thread. */
+static void await_region(struct scene *scene, int i)
+{
+    uint8_t reply[256];
+    while (recv(scene->ends[i], reply, sizeof reply, MSG_DONTWAIT) <= 0)
+        loop_step(scene->loop, true);
+}
+
 static void open_scene(struct scene *scene, uint32_t node_rank)
 {
     *scene = (struct scene){.loop = loop_new(), .ends = {-1, -1, -1, -1}};
@@ -211,7 +219,8 @@ static void open_scene(struct scene *scene, uint32_t node_rank)
         abort();
     exec_set_backend(scene->epoch->exec, &backend_double, (struct backend *)&breaks_links,
                      scene->epoch->layout->node_of);
-    turn(scene);
+    for (int i = 0; i < TRAINERS; i++)
+        await_region(scene, i);
     turn(scene);
 }
 
@@ -242,11 +251,10 @@ static void close_scene(struct scene *scene)
     turn(scene);
     epoch_retire(epoch);
     turn(scene);
-    chores_free(scene->chores); /* regions still open need the loop */
-    turn(scene);
     if (!epoch_is_idle(epoch))
         abort();
     epoch_free(epoch);
+    chores_free(scene->chores); /* closes what is still open */
     loop_free(scene->loop);
     if (scene->quota.used_bytes != 0)
         abort();
