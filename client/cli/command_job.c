@@ -182,6 +182,8 @@ static void write_summary(struct writer *w, const Pb__JobReply *reply)
     writer_field(w, "kernels", "kernels", value_text(reply->kernels));
     writer_field(w, "threads", "threads", value_count(reply->threads));
     writer_field(w, "ops", "ops done", value_count(stats->ops));
+    writer_field(w, "device_ops", "ops on GPUs", value_count(stats->device_ops));
+    writer_field(w, "staged_ops", "staged GPU ops", value_count(stats->staged_ops));
     writer_field(w, "batches", "batches", value_count(stats->batches));
     writer_field(w, "bytes", "bytes", value_bytes(stats->bytes));
     writer_field(w, "memory_bytes", "shared memory", value_bytes(stats->memory_bytes));
@@ -260,6 +262,57 @@ static void write_links(struct writer *w, const Pb__JobReply *reply)
     writer_table_end(w);
 }
 
+static void write_gpus(struct writer *w, const Pb__JobStats *stats)
+{
+    static const struct column columns[] = {
+        {"node", "NODE"},
+        {"uuid", "GPU"},
+        {"name", "NAME"},
+        {"context_bytes", "CONTEXT"},
+        {"scratch_bytes", "SCRATCH"},
+        {"imports", "ALLOCATIONS"},
+        {"import_bytes", "OF TRAINERS"},
+        {"event_queues", "STREAMS BY EVENT"},
+        {"flag_queues", "BY FLAG"},
+    };
+    writer_table_begin(w, "gpus", "GPUs", columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; stats && i < stats->n_gpus; i++) {
+        const Pb__GpuStats *g = stats->gpus[i];
+        const struct value values[] = {
+            value_text(g->node),           value_text(g->uuid),
+            value_text(g->name),           value_bytes(g->context_bytes),
+            value_bytes(g->scratch_bytes), value_count(g->imports),
+            value_bytes(g->import_bytes),  value_count(g->event_queues),
+            value_count(g->flag_queues),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
+static void write_comms(struct writer *w, const Pb__JobStats *stats)
+{
+    static const struct column columns[] = {
+        {"ranks", "COMMUNICATOR OF RANKS"},
+        {"gpus", "GPUS"},
+        {"state", "STATE"},
+        {"ops", "OPS"},
+    };
+    writer_table_begin(w, "communicators", "communicators", columns,
+                       sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; stats && i < stats->n_comms; i++) {
+        const Pb__CommStats *c = stats->comms[i];
+        const struct value values[] = {
+            value_ranks(c->ranks, c->n_ranks),
+            value_count(c->size),
+            value_text(c->state),
+            value_count(c->ops),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
 static void write_stalls(struct writer *w, const Pb__JobStats *stats)
 {
     static const struct column columns[] = {
@@ -315,6 +368,8 @@ static int run(struct context *context)
     write_summary(context->writer, job);
     write_ranks(context->writer, job->stats);
     write_links(context->writer, job);
+    write_gpus(context->writer, job->stats);
+    write_comms(context->writer, job->stats);
     write_stalls(context->writer, job->stats);
     bool is_degraded = strcmp(job->summary->state, "failed") == 0 || job->summary->n_stalled > 0 ||
                        (job->stats && job->stats->n_stalls > 0);

@@ -2,6 +2,32 @@
 /* gradctl status: is this node's daemon well, and if not, why. */
 #include "command.h"
 
+static void write_gpus(struct writer *w, const Pb__StatusReply *s)
+{
+    static const struct column columns[] = {
+        {"uuid", "GPU"},
+        {"name", "NAME"},
+        {"memory_bytes", "MEMORY"},
+        {"compute", "COMPUTE"},
+        {"mode", "MODE"},
+        {"mps", "MPS"},
+        {"workers", "WORKERS"},
+        {"worker_bytes", "THEIR OWN MEMORY"},
+        {"import_bytes", "OF TRAINERS"},
+    };
+    writer_table_begin(w, "gpus", "GPUs", columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; i < s->n_gpus; i++) {
+        const Pb__GpuSummary *g = s->gpus[i];
+        const struct value values[] = {
+            value_text(g->uuid),       value_text(g->name),          value_bytes(g->memory_bytes),
+            value_text(g->compute),    value_text(g->mode),          value_bool(g->has_mps),
+            value_count(g->n_workers), value_bytes(g->worker_bytes), value_bytes(g->import_bytes),
+        };
+        writer_row(w, values);
+    }
+    writer_table_end(w);
+}
+
 static int run(struct context *context)
 {
     Pb__StatusRequest body = PB__STATUS_REQUEST__INIT;
@@ -31,6 +57,12 @@ static int run(struct context *context)
     writer_field(w, "failed", "failed jobs", value_count(s->n_failed));
     writer_field(w, "config_file", "config file", value_text(s->config_file));
     writer_field(w, "config_error", "config error", value_text(s->config_error));
+    writer_field(w, "cuda_driver", "CUDA driver", value_text(s->driver));
+    writer_field(w, "nccl", "NCCL", value_text(s->nccl));
+    writer_field(w, "gpu_kernels", "GPU kernels", value_text(s->gpu_kernels));
+    writer_field(w, "device_path", "device memory", value_bool(s->device_path));
+    writer_field(w, "device_text", "through the host", value_text(s->device_text));
+    write_gpus(w, s);
     return is_degraded ? EXIT_CODE_DEGRADED : LINK_OK;
 }
 

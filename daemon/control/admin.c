@@ -65,6 +65,33 @@ static void count_job(Pb__StatusReply *reply, struct problems *problems, const s
     }
 }
 
+static void fill_gpus(Pb__StatusReply *reply, struct gpus *gpus, Pb__GpuSummary *rows,
+                      Pb__GpuSummary **pointers)
+{
+    for (unsigned i = 0; i < gpus->n_gpus; i++) {
+        struct gpu *gpu = &gpus->gpus[i];
+        const struct gpu_use use = worker_process_gpu_use(gpu->uuid);
+        pb__gpu_summary__init(&rows[i]);
+        rows[i].uuid = gpu->uuid;
+        rows[i].name = gpu->name;
+        rows[i].memory_bytes = gpu->memory_bytes;
+        rows[i].compute = gpu->compute;
+        rows[i].mode = gpu->mode;
+        rows[i].has_mps = gpu->has_mps;
+        rows[i].n_workers = use.n_workers;
+        rows[i].worker_bytes = use.worker_bytes;
+        rows[i].import_bytes = use.import_bytes;
+        pointers[i] = &rows[i];
+    }
+    reply->gpus = pointers;
+    reply->n_gpus = gpus->n_gpus;
+    reply->driver = gpus->driver;
+    reply->nccl = gpus->nccl;
+    reply->gpu_kernels = gpus->kernels;
+    reply->device_path = gpus->device_path;
+    reply->device_text = gpus->is_done ? gpus->text : (char *)"gradd-worker --gpus still looks";
+}
+
 static void on_status(struct session *session)
 {
     struct daemon *daemon = session->daemon;
@@ -87,6 +114,10 @@ static void on_status(struct session *session)
     reply.config_error = daemon->config_error.text;
     if (*daemon->config_error.text)
         add_problem(problems, "the configuration was not reloaded: %s", daemon->config_error.text);
+    if (daemon->config.backend == BACKEND_NCCL && daemon->gpus.is_done && !daemon->gpus.device_path)
+        add_problem(problems, "backend = nccl, but jobs are refused: %s", daemon->gpus.text);
+    Pb__GpuSummary gpus[GPUS_MAX], *gpu_pointers[GPUS_MAX];
+    fill_gpus(&reply, &daemon->gpus, gpus, gpu_pointers);
     for (const struct job *job = daemon->jobs.by_key; job; job = job->hh.next)
         if (may_see(session, job))
             count_job(&reply, problems, job);

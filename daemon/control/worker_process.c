@@ -43,6 +43,11 @@ struct worker_process {
     char job[256];
     char backend[32], kernels[32];
     unsigned threads;
+    struct {
+        char uuid[48];
+        uint64_t worker_bytes, import_bytes;
+    } gpus[GPUS_MAX]; /* that it uses */
+    unsigned n_gpus;
     bool is_configured, was_ready;
     bool takes_devices;
     char device_text[400]; /* why not */
@@ -262,10 +267,43 @@ void worker_process_drain(struct worker_process *worker)
         conn_drain(worker->conn);
 }
 
+static void take_gpu_notice(struct worker_process *worker, const Pb__GpuNotice *notice)
+{
+    worker->n_gpus = 0;
+    for (size_t i = 0; i < notice->n_gpus && i < GPUS_MAX; i++) {
+        const Pb__GpuStats *gpu = notice->gpus[i];
+        unsigned to = worker->n_gpus++;
+        snprintf(worker->gpus[to].uuid, sizeof worker->gpus[to].uuid, "%s", gpu->uuid);
+        worker->gpus[to].worker_bytes = gpu->context_bytes + gpu->scratch_bytes;
+        worker->gpus[to].import_bytes = gpu->import_bytes;
+    }
+}
+
+struct gpu_use worker_process_gpu_use(const char *uuid)
+{
+    struct gpu_use use = {0};
+    const struct worker_process *worker;
+    LIST_FOREACH(worker, &workers, link)
+    {
+        for (unsigned i = 0; i < worker->n_gpus; i++) {
+            if (strcmp(worker->gpus[i].uuid, uuid) != 0)
+                continue;
+            use.n_workers++;
+            use.worker_bytes += worker->gpus[i].worker_bytes;
+            use.import_bytes += worker->gpus[i].import_bytes;
+        }
+    }
+    return use;
+}
+
 static void on_frame(void *data, struct conn *conn, struct wire_frame *frame)
 {
     struct worker_process *worker = data;
     const Pb__Envelope *envelope = frame->envelope;
+    if (envelope->body_case == PB__ENVELOPE__BODY_GPU_NOTICE) {
+        take_gpu_notice(worker, envelope->gpu_notice);
+        return;
+    }
     if (envelope->body_case != PB__ENVELOPE__BODY_READY) {
         if (worker->state == WORKER_READY)
             worker->ops->on_message(worker->owner, envelope);

@@ -64,6 +64,13 @@ unsigned worker_process_threads(const struct worker_process *worker);
 /* It takes device memory; NULL-safe. Else *out_text says why not, until the worker goes. */
 bool worker_process_takes_devices(const struct worker_process *worker, const char **out_text);
 
+/* What all workers take of the GPU of that UUID. */
+struct gpu_use {
+    unsigned n_workers;
+    uint64_t worker_bytes, import_bytes;
+};
+struct gpu_use worker_process_gpu_use(const char *uuid);
+
 /* Send at once. fd -1: none. Trouble ends the worker: on_ended() follows. */
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd);
 

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/stats.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "worker/backend/nccl/nccl.h"
 #include "worker/backend/net/net.h"
 #include "worker/coordinator.h"
 
-enum { STALLS_MAX = 64 }; /* reported at once; more are counted by StallNotice */
+enum {
+    STALLS_MAX = 64, /* reported at once; more are counted by StallNotice */
+    COMMS_MAX = 64,
+};
 
 static const char *state_name(enum member_state state)
 {
@@ -104,6 +109,59 @@ static struct link_list *list_links(const struct epoch *epoch)
     return list;
 }
 
+/* ------------------------------------------------------------------ GPUs */
+
+size_t stats_gpus(struct cuda_device_table *devices, const char *node, Pb__GpuStats *messages,
+                  size_t max)
+{
+    size_t n = 0;
+    for (struct cuda_device *d = devices ? cuda_device_first(devices) : NULL; d && n < max;
+         d = d->next) {
+        if (d->status != GRADD_OK)
+            continue;
+        Pb__GpuStats *message = &messages[n++];
+        *message = (Pb__GpuStats)PB__GPU_STATS__INIT;
+        message->node = (char *)node;
+        message->uuid = d->uuid_text;
+        message->name = d->name;
+        message->context_bytes = d->context_bytes;
+        message->scratch_bytes = atomic_load_explicit(&d->scratch_bytes, memory_order_relaxed);
+        message->imports = d->n_imports;
+        message->import_bytes = d->import_bytes;
+        message->event_queues = d->n_event_queues;
+        message->flag_queues = d->n_flag_queues;
+    }
+    return n;
+}
+
+/* What this node knows of GPUs and communicators. */
+struct gpu_list {
+    Pb__GpuStats gpus[STATS_GPUS_MAX];
+    Pb__CommStats comms[COMMS_MAX];
+    size_t n_gpus, n_comms;
+};
+
+/* NULL: the epoch takes no device memory. */
+static struct gpu_list *list_gpus(const struct epoch *epoch)
+{
+    struct gpu_list *list = epoch->device ? calloc(1, sizeof *list) : NULL;
+    if (!list)
+        return NULL;
+    const struct epoch_setup *setup = epoch->setup;
+    list->n_gpus = stats_gpus(setup->devices, setup->node, list->gpus, STATS_GPUS_MAX);
+    for (const struct comm *comm = nccl_comms(epoch->device); comm && list->n_comms < COMMS_MAX;
+         comm = comm->next) {
+        Pb__CommStats *message = &list->comms[list->n_comms++];
+        *message = (Pb__CommStats)PB__COMM_STATS__INIT;
+        message->ranks = comm->ranks;
+        message->n_ranks = comm->map.n_ranks;
+        message->size = comm->map.n_gpus;
+        message->state = (char *)comm_state_name(comm);
+        message->ops = atomic_load_explicit(&comm->n_ops, memory_order_relaxed);
+    }
+    return list;
+}
+
 /* ------------------------------------------------------------------ the whole picture */
 
 /* What the reply points to, besides what the other nodes have said. */
@@ -115,6 +173,9 @@ struct picture {
     Pb__Stall **stall_pointers;
     struct link_list *links; /* NULL: this node has none */
     Pb__LinkStats **link_pointers;
+    struct gpu_list *gpus; /* NULL: this node has none */
+    Pb__GpuStats **gpu_pointers;
+    Pb__CommStats *comm_pointers[COMMS_MAX];
     uint32_t *silent_nodes;
 };
 
@@ -130,6 +191,8 @@ static void picture_deinit(struct picture *p)
     free(p->stall_pointers);
     free(p->links);
     free(p->link_pointers);
+    free(p->gpus);
+    free(p->gpu_pointers);
     free(p->silent_nodes);
 }
 
@@ -147,11 +210,12 @@ static uint32_t n_nodes(const struct epoch *epoch)
 
 static bool picture_init(struct picture *p, const struct epoch *epoch)
 {
-    size_t n_links = 0, n_stalls = STALLS_MAX;
+    size_t n_links = 0, n_stalls = STALLS_MAX, n_gpus = STATS_GPUS_MAX;
     for (uint32_t node = 0; node < n_nodes(epoch); node++) {
         const Pb__JobStats *figures = figures_of(epoch, node);
         n_links += figures ? figures->n_links : 0;
         n_stalls += figures ? figures->n_stalls : 0;
+        n_gpus += figures ? figures->n_gpus : 0;
     }
     *p = (struct picture){
         .stats = PB__JOB_STATS__INIT,
@@ -160,12 +224,14 @@ static bool picture_init(struct picture *p, const struct epoch *epoch)
         .stalls = calloc(1, sizeof *p->stalls),
         .stall_pointers = calloc(n_stalls, sizeof(*p->stall_pointers)),
         .links = list_links(epoch),
+        .gpus = list_gpus(epoch),
+        .gpu_pointers = calloc(n_gpus, sizeof(*p->gpu_pointers)),
         .silent_nodes = calloc(n_nodes(epoch), sizeof *p->silent_nodes),
     };
     n_links += p->links ? p->links->n : 0;
     p->link_pointers = calloc(n_links + 1, sizeof(*p->link_pointers));
     return p->ranks && p->rank_pointers && p->stalls && p->stall_pointers && p->link_pointers &&
-           p->silent_nodes;
+           p->gpu_pointers && p->silent_nodes;
 }
 
 static void draw_own(struct picture *p, struct epoch *epoch, const struct region_quota *quota)
@@ -183,8 +249,14 @@ static void draw_own(struct picture *p, struct epoch *epoch, const struct region
         p->stall_pointers[p->stats.n_stalls++] = &p->stalls->messages[i];
     for (size_t i = 0; p->links && i < p->links->n; i++)
         p->link_pointers[p->stats.n_links++] = &p->links->messages[i];
+    for (size_t i = 0; p->gpus && i < p->gpus->n_gpus; i++)
+        p->gpu_pointers[p->stats.n_gpus++] = &p->gpus->gpus[i];
+    for (size_t i = 0; p->gpus && i < p->gpus->n_comms; i++)
+        p->comm_pointers[p->stats.n_comms++] = &p->gpus->comms[i];
     p->stats.n_ranks = epoch->n_members;
     p->stats.ops = exec->ops;
+    p->stats.device_ops = exec->device_ops;
+    p->stats.staged_ops = exec->staged_ops;
     p->stats.bytes = exec->bytes;
     p->stats.batches = exec->batches;
     p->stats.memory_bytes = quota->used_bytes;
@@ -221,6 +293,8 @@ static void draw_node(struct picture *p, const struct epoch *epoch, uint32_t nod
     for (size_t i = 0; i < said->n_links; i++)
         if (said->links[i]->from_node == node)
             p->link_pointers[p->stats.n_links++] = said->links[i];
+    for (size_t i = 0; i < said->n_gpus; i++)
+        p->gpu_pointers[p->stats.n_gpus++] = said->gpus[i];
     p->stats.memory_bytes += said->memory_bytes;
 }
 
@@ -261,6 +335,8 @@ void stats_reply(struct epoch *epoch, const struct region_quota *quota, uint64_t
     stats->ranks = picture.rank_pointers;
     stats->stalls = picture.stall_pointers;
     stats->links = picture.link_pointers;
+    stats->gpus = picture.gpu_pointers;
+    stats->comms = picture.comm_pointers;
     stats->silent_nodes = picture.silent_nodes;
     Pb__StatsReply reply = PB__STATS_REPLY__INIT;
     reply.seq = seq;

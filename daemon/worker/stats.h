@@ -6,6 +6,12 @@
 
 #include "worker/epoch.h"
 
+enum { STATS_GPUS_MAX = 64 };
+
+/* The GPUs in use, at most max of them; devices may be NULL. The messages point into these. */
+size_t stats_gpus(struct cuda_device_table *devices, const char *node, Pb__GpuStats *messages,
+                  size_t max);
+
 /* Calls push with the reply to request `seq`; epoch may be NULL. The reply is valid in push only.
  */
 void stats_reply(struct epoch *epoch, const struct region_quota *quota, uint64_t seq,

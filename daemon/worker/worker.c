@@ -16,7 +16,12 @@
 #include "worker/reduce/reduce.h"
 #include "worker/stats.h"
 
-enum { DAEMON_QUEUE_BYTES = 16 * 1024 * 1024 };
+enum {
+    DAEMON_QUEUE_BYTES = 16 * 1024 * 1024,
+    GPU_NOTICE_BYTES = 64 * 1024,
+};
+
+static const uint64_t GPU_NOTICE_NS = UINT64_C(2) * 1000000000;
 
 struct worker {
     struct loop *loop;
@@ -24,6 +29,10 @@ struct worker {
     struct chores *chores;
     struct region_quota quota;
     struct cuda_import_table imports;
+    /* Once a GPU is in use, the daemon hears of what is taken of it. */
+    struct watch *gpu_timer;
+    uint8_t *gpu_notice; /* the last one, packed */
+    size_t gpu_notice_bytes;
     struct epoch_setup setup;
     struct epoch *epoch;   /* the current one, or NULL */
     struct epoch *retired; /* still running on the backend */
@@ -188,6 +197,44 @@ static void on_epoch_abort(struct worker *worker, struct wire_frame *frame)
     epoch_fail(worker->epoch, -(int)abort->code, abort->text, abort->rank, abort->pid);
 }
 
+/* ------------------------------------------------------------------ GPUs in use */
+
+static void on_gpu_timer(void *data)
+{
+    struct worker *worker = data;
+    Pb__GpuStats gpus[STATS_GPUS_MAX], *pointers[STATS_GPUS_MAX];
+    uint8_t packed[GPU_NOTICE_BYTES];
+    Pb__GpuNotice notice = PB__GPU_NOTICE__INIT;
+    notice.n_gpus = stats_gpus(worker->setup.devices, worker->setup.node, gpus, STATS_GPUS_MAX);
+    for (size_t i = 0; i < notice.n_gpus; i++)
+        pointers[i] = &gpus[i];
+    notice.gpus = pointers;
+    size_t bytes = pb__gpu_notice__get_packed_size(&notice);
+    if (bytes <= sizeof packed)
+        pb__gpu_notice__pack(&notice, packed);
+    if (bytes <= sizeof packed &&
+        (bytes != worker->gpu_notice_bytes || memcmp(packed, worker->gpu_notice, bytes) != 0)) {
+        push(worker, PB__ENVELOPE__BODY_GPU_NOTICE, &notice);
+        memcpy(worker->gpu_notice, packed, bytes);
+        worker->gpu_notice_bytes = bytes;
+    }
+    watch_arm(worker->gpu_timer, GPU_NOTICE_NS);
+}
+
+static void on_gpu_opened(void *data)
+{
+    struct worker *worker = data;
+    watch_arm(worker->gpu_timer, 0);
+}
+
+static bool watch_gpus(struct worker *worker)
+{
+    worker->gpu_timer = watch_timer(worker->loop, on_gpu_timer, worker);
+    worker->gpu_notice = malloc(GPU_NOTICE_BYTES);
+    cuda_device_table_watch(worker->setup.devices, on_gpu_opened, worker);
+    return worker->gpu_timer && worker->gpu_notice;
+}
+
 /* ------------------------------------------------------------------ setup and statistics */
 
 static uint64_t ms_to_ns(uint32_t milliseconds)
@@ -209,7 +256,9 @@ static bool open_device_path(struct worker *worker, const char **out_text)
         return false;
     }
     setup->submitter = submitter_new(worker->loop);
-    if (!setup->submitter) {
+    if (!setup->submitter || !watch_gpus(worker)) {
+        submitter_free(setup->submitter);
+        setup->submitter = NULL;
         cuda_device_table_free(setup->devices);
         setup->devices = NULL;
         *out_text = "the worker has no memory, descriptors or threads";
@@ -361,5 +410,7 @@ void worker_free(struct worker *worker)
     submitter_free(worker->setup.submitter);
     chores_free(worker->chores);
     cuda_device_table_free(worker->setup.devices);
+    watch_free(worker->gpu_timer);
+    free(worker->gpu_notice);
     free(worker);
 }

@@ -23,6 +23,8 @@ struct cuda_device_table {
     struct chores *chores;
     struct cuda_device *first, **tail;
     unsigned n_devices;
+    void (*on_open)(void *data); /* NULL: nobody asks */
+    void *data;
 };
 
 struct cuda_device_table *cuda_device_table_new(const struct cuda_table *cuda,
@@ -35,6 +37,13 @@ struct cuda_device_table *cuda_device_table_new(const struct cuda_table *cuda,
     table->chores = chores;
     table->tail = &table->first;
     return table;
+}
+
+void cuda_device_table_watch(struct cuda_device_table *table, void (*on_open)(void *data),
+                             void *data)
+{
+    table->on_open = on_open;
+    table->data = data;
 }
 
 /* Nothing else runs on the device any more; what fails now fails for good. */
@@ -208,6 +217,8 @@ static void on_opened(struct chore *chore)
     else
         log_warning("cuda", "%s", device->text);
     tell_waiters(device);
+    if (device->table->on_open)
+        device->table->on_open(device->table->data);
 }
 
 /* The ordinal of the GPU in this process. False: there is none of that name. */
@@ -231,6 +242,7 @@ static struct cuda_device *add_device(struct cuda_device_table *table, const uin
     if (!device)
         return NULL;
     device->cuda = table->cuda;
+    device->table = table;
     memcpy(device->uuid, uuid, CUDA_UUID_BYTES);
     cuda_uuid_format(uuid, device->uuid_text);
     if (!find_ordinal(table->cuda, uuid, &device->ordinal)) {

@@ -20,6 +20,8 @@
 
 enum { CUDA_UUID_BYTES = 16, CUDA_UUID_TEXT_BYTES = 41 };
 
+struct cuda_device_table;
+
 struct cuda_device {
     struct chore chore; /* first: while opening */
     const struct cuda_table *cuda;
@@ -40,15 +42,17 @@ struct cuda_device {
     int status; /* GRADD_OK; GRADD_PENDING while opening; else why not, in text */
     char text[320];
     int open_status; /* the chores thread's, while opening */
+    struct cuda_device_table *table;
     struct cuda_device_waiter *waiters;
     struct cuda_device *next;
 };
 
-struct cuda_device_table;
-
 /* cuda is borrowed for good. NULL: out of memory. */
 struct cuda_device_table *cuda_device_table_new(const struct cuda_table *cuda,
                                                 struct chores *chores);
+/* Have this called on the loop after a device was opened; one for the table. */
+void cuda_device_table_watch(struct cuda_device_table *table, void (*on_open)(void *data),
+                             void *data);
 /* No op may be running; every import and queue must be closed. NULL-safe. */
 void cuda_device_table_free(struct cuda_device_table *table);
 

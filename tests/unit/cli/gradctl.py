@@ -121,6 +121,54 @@ def status_with_problems_is_degraded():
     assert document["stalled"] == 2 and document["config_error"] == ""
 
 
+GPU = {"uuid": "GPU-00", "name": "NVIDIA H100", "memory_bytes": 80 << 30, "compute": "9.0",
+       "mode": "default", "has_mps": True, "n_workers": 2, "worker_bytes": 3 << 20,
+       "import_bytes": 5 << 30}
+
+
+def status_lists_gpus_and_libraries():
+    reply = {**STATUS, "gpus": [GPU], "driver": "13.0", "nccl": "2.28.9", "gpu_kernels": "sm_90",
+             "device_path": True}
+    code, out, _ = ask({"status_request": ("status_reply", reply)}, "status")
+    assert code == 0
+    for text in ("CUDA driver       13.0\n", "NCCL              2.28.9\n", "GPU-00", "80.0 GiB",
+                 "NVIDIA H100", "3.0 MiB", "5.0 GiB"):
+        assert text in out, (text, out)
+    code, out, _ = ask({"status_request": ("status_reply", reply)}, "--json", "status")
+    document = json.loads(out)
+    assert document["device_path"] is True and document["cuda_driver"] == "13.0", document
+    assert document["gpus"] == [{
+        "uuid": "GPU-00", "name": "NVIDIA H100", "memory_bytes": 80 << 30, "compute": "9.0",
+        "mode": "default", "mps": True, "workers": 2, "worker_bytes": 3 << 20,
+        "import_bytes": 5 << 30}], document
+
+
+def status_says_why_device_memory_goes_through_the_host():
+    reply = {**STATUS, "driver": "- no CUDA driver", "device_text": "no CUDA driver"}
+    code, out, _ = ask({"status_request": ("status_reply", reply)}, "status")
+    assert code == 0 and "through the host  no CUDA driver\n" in out, out
+    assert "GPUs\n" not in out, out
+    code, out, _ = ask({"status_request": ("status_reply", reply)}, "--json", "status")
+    assert json.loads(out)["gpus"] == [] and json.loads(out)["device_path"] is False, out
+
+
+def job_shows_gpus_and_communicators():
+    stats = {"ranks": RANKS, "device_ops": 7, "staged_ops": 2,
+             "gpus": [{"node": "node7", "uuid": "GPU-00", "name": "NVIDIA H100",
+                       "context_bytes": 400 << 20, "scratch_bytes": 1 << 20, "imports": 3,
+                       "import_bytes": 6 << 20, "event_queues": 2, "flag_queues": 1}],
+             "comms": [{"ranks": [0, 1, 2, 3], "size": 2, "state": "ready", "ops": 7}]}
+    code, out, _ = ask(job_replies(stats), "job", "train7")
+    assert code == 0
+    for text in ("ops on GPUs       7\n", "GPU-00", "400 MiB", "0-3", "ready"):
+        assert text in out, (text, out)
+    document = json.loads(ask(job_replies(stats), "job", "train7", "--json")[1])
+    assert document["staged_ops"] == 2 and document["device_ops"] == 7
+    assert document["gpus"][0]["imports"] == 3 and document["gpus"][0]["event_queues"] == 2
+    assert document["communicators"] == [
+        {"ranks": [0, 1, 2, 3], "gpus": 2, "state": "ready", "ops": 7}], document
+
+
 def jobs_are_listed():
     code, out, _ = ask(job_replies(), "jobs")
     assert code == 0
