@@ -43,6 +43,7 @@ class Op(Structure):
         ("output", c_void_p), ("count", c_uint64), ("out_capacity", c_uint64),
         ("counts", POINTER(c_uint64)), ("prescale", c_double), ("postscale", c_double),
         ("check_finite", c_uint32), ("dims", POINTER(c_uint64)), ("n_dims", c_uint64),
+        ("stream", c_void_p),
     ]
 
 
@@ -71,6 +72,11 @@ _PROTOTYPES = {
     "gradd_release": (c_int, c_void_p, c_int64),
     "gradd_counts": (c_int64, c_void_p, c_int64, c_size_t, POINTER(c_uint64), c_size_t),
     "gradd_nonfinite": (c_int, c_void_p, c_int64, c_size_t, POINTER(c_int32), POINTER(c_uint64)),
+    "gradd_alloc_device": (c_void_p, c_void_p, c_int, c_size_t),
+    "gradd_register": (c_int, c_void_p, c_void_p, c_size_t),
+    "gradd_forget": (c_int, c_void_p, c_void_p),
+    "gradd_device_path": (c_int, c_void_p, POINTER(c_char_p)),
+    "gradd_wait_stream": (c_int, c_void_p, c_int64, c_void_p, c_double),
     "gradd_keep": (c_int, c_void_p, c_void_p),
     "gradd_fd": (c_int, c_void_p),
     "gradd_progress": (c_int, c_void_p),

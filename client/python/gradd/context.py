@@ -42,18 +42,19 @@ def make_op(kind: Kind, name: str, *, dtype: int = DType.U8, redop: int = Reduce
             root: int = 0, set: int = 0, input: int = 0, output: int = 0, count: int = 0,
             out_capacity: int = 0, counts: Sequence[int] | None = None, prescale: float = 1.0,
             postscale: float = 1.0, dims: Sequence[int] | None = None,
-            check_finite: bool = False) -> Op:
+            check_finite: bool = False, stream: int = 0) -> Op:
     """One request, as ``struct gradd_op`` has it.
 
     ``input`` and ``output`` are addresses; ``count`` and ``out_capacity`` are elements; ``counts``
     has one number per rank of the set (for SET_ADD: the set's ranks). `dims` is the shape, which
     ranks that give one must agree on (gathers: but for the first dimension). The memory must stay
-    valid until the op has ended.
+    valid until the op has ended. Of CUDA memory, `stream` is the handle of the stream that makes the
+    input.
     """
     op = Op(struct_size=_OP_BYTES, kind=kind, dtype=dtype, redop=redop, root=root, set=set,
             name=name.encode(), input=input or None, output=output or None, count=count,
             out_capacity=out_capacity, prescale=prescale, postscale=postscale,
-            check_finite=check_finite)
+            check_finite=check_finite, stream=stream or None)
     if dims is not None and 0 < len(dims) <= _DIMS_MAX:
         op.dims = ctypes.cast(counts_array(dims), POINTER(c_uint64))
         op.n_dims = len(dims)
@@ -111,6 +112,21 @@ class Region:
     def view(self) -> memoryview:
         """The bytes, writable."""
         return memoryview(self.array).cast("B")
+
+
+class DeviceRegion:
+    """CUDA memory that trainer and worker share: ops on it copy nothing.
+
+    It has ``__cuda_array_interface__``: ``torch.as_tensor(region, device="cuda")`` is a view of it.
+    It is freed when the last reference is gone, or with the context.
+    """
+
+    def __init__(self, context: "Context", address: int, n_bytes: int) -> None:
+        self.address = address
+        self.n_bytes = n_bytes
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+        weakref.finalize(self, context._free_device, address).atexit = False
 
 
 class Context:
@@ -233,6 +249,52 @@ class Context:
                 _libc.munmap(address, n_bytes)
             # Else shutdown() is about to unmap it, or this is a child of the process that joined.
 
+    # -------------------------------------------------------------- CUDA memory
+
+    def device_path(self) -> tuple[bool, str]:
+        """Does the worker take CUDA memory? If not, why ops on it go through host memory."""
+        text = ctypes.c_char_p()
+        is_on = self._check(self._call(self.library.gradd_device_path, ctypes.byref(text)))
+        return bool(is_on), (text.value or b"").decode()
+
+    def alloc_device(self, device: int, n_bytes: int) -> DeviceRegion:
+        """CUDA memory on this device of the process, which the worker uses without a copy."""
+        address = self._call(self.library.gradd_alloc_device, device, n_bytes)
+        if not address:
+            raise from_status(-6, self.library.gradd_error().decode())
+        return DeviceRegion(self, address, max(n_bytes, 1))
+
+    def _free_device(self, address: int) -> None:
+        with self._lock:
+            if self.is_open:
+                self.library.gradd_free(self.pointer, address)
+
+    def register(self, address: int, n_bytes: int) -> None:
+        """Share CUDA memory now instead of at the first op on it. InvalidRequest: it can not be."""
+        self._check(self._call(self.library.gradd_register, address, n_bytes))
+
+    def forget(self, address: int) -> None:
+        """Share the CUDA memory around this address no longer, because it is about to be freed."""
+        self._check(self._call(self.library.gradd_forget, address))
+
+    def wait_stream(self, handle: int, stream: int, timeout: float | None = None) -> bool:
+        """Make a CUDA stream wait for the op's results; the handle stays. Raises the op's error.
+
+        Blocks at most until the op is launched, never for the device; False: it is not, after
+        `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            slice_s = _WAIT_SLICE_S
+            if deadline is not None:
+                slice_s = max(0.0, min(slice_s, deadline - time.monotonic()))
+            status = self._call(self.library.gradd_wait_stream, handle, stream, slice_s)
+            if status != PENDING:
+                self._check(status)
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
     # -------------------------------------------------------------- ops
 
     def next_name(self, set: int = 0) -> str:
@@ -336,6 +398,19 @@ class Context:
                 self._progress = Progress(self)
             progress = self._progress
         progress.watch(handle, function)
+
+    def add_launch_callback(self, handle: int, stream: int, function: DoneFn, keep: Any) -> None:
+        """Call ``function(error or None)`` on the completion thread once `stream` waits for the op.
+
+        What is put into the stream from then on sees the results. `keep` is held until the op has
+        ended; the handle is released then.
+        """
+        with self._lock:
+            self._open()
+            if self._progress is None:
+                self._progress = Progress(self)
+            progress = self._progress
+        progress.watch_launch(handle, stream, function, keep)
 
     def _after_fork_in_child(self) -> None:
         # Locks may have been held by threads that the child does not have.

@@ -13,7 +13,8 @@ group, a gradd Context, or a :class:`State`. Without a State each model gets one
 ranks must run the same models, and register their hooks, in the same order.
 
 Errors leave backward() as RuntimeError with gradd's sentence; nobody waits for a lost rank.
-Gradients of other devices than the CPU are copied through host memory.
+Of CUDA gradients the stream that backward() ends in waits, not the host; those of other devices
+are copied through host memory.
 """
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with classes.
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 import gradd
+from gradd import _device
 from gradd._pages import SharedPages
 from gradd.c10d import context_of_group
 from gradd.c10d.join import join
@@ -39,6 +41,7 @@ from gradd.types import Kind, ReduceOp
 Future = torch.futures.Future
 
 _JOIN_TIMEOUT = timedelta(minutes=30)
+_TURNS = 8
 _IN_PLACE_BYTES = 256 << 10  # below, a copy costs less than a mapping of its own
 
 
@@ -91,7 +94,7 @@ class _InPlace:
 
 
 class _Ordinary:
-    """The bucket's own memory, which the library copies piece by piece: needs no quota."""
+    """The bucket's own memory: CUDA memory, or what the library copies piece by piece."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self.address = buffer.data_ptr()
@@ -106,7 +109,24 @@ class _Ordinary:
         pass
 
 
-_Memory = Union[_Copy, _InPlace, _Ordinary]
+class _DeviceCopy:
+    """CUDA memory that stands for a bucket in another element type."""
+
+    def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
+        self._tensor = torch.empty(buffer.numel(), dtype=dtype, device=buffer.device)
+        self.address = self._tensor.data_ptr()
+
+    def before_op(self, buffer: torch.Tensor) -> None:
+        self._tensor.copy_(buffer)
+
+    def after_op(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.copy_(self._tensor)
+
+    def close(self) -> None:
+        pass
+
+
+_Memory = Union[_Copy, _InPlace, _Ordinary, _DeviceCopy]
 
 
 class State:
@@ -125,6 +145,8 @@ class State:
         self._in_place = in_place
         self._is_refused = False
         self._buckets: dict[int, tuple[Any, _Memory]] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._n_runs: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._buckets).atexit = False
 
     def memory(self, index: int, buffer: torch.Tensor, dtype: torch.dtype) -> _Memory:
@@ -143,6 +165,8 @@ class State:
         return known[1]
 
     def _make(self, buffer: torch.Tensor, dtype: torch.dtype) -> _Memory:
+        if _device.is_device(buffer):
+            return _Ordinary(buffer) if dtype == buffer.dtype else _DeviceCopy(buffer, dtype)
         is_plain = dtype == buffer.dtype and buffer.device.type == "cpu"
         if is_plain and (self.context.size == 1 or self._is_refused):
             return _Ordinary(buffer)
@@ -155,6 +179,17 @@ class State:
                 raise
             self._is_refused = True  # asking again would cost the library its idle buffers
             return _Ordinary(buffer)
+
+    def side_stream(self, buffer: torch.Tensor) -> Any:
+        """Where CUDA results are waited for, so that nothing that backward() computes is."""
+        if buffer.device not in self._streams:
+            self._streams[buffer.device] = _device.side_stream(buffer)
+        return self._streams[buffer.device]
+
+    def next_name(self, index: int) -> str:
+        """A bucket's name on the wire. The host may be ahead of CUDA ops: names take turns."""
+        n = self._n_runs[index] = self._n_runs.get(index, -1) + 1
+        return f"{self.name}.bucket{index}.{n % _TURNS}"
 
     def close(self) -> None:
         """Give the buckets ordinary memory again; also done when the State is forgotten."""
@@ -246,9 +281,13 @@ def _average(group: Any, bucket: dist.GradBucket, sent_as: Optional[torch.dtype]
                           "averaged")
     memory = state.memory(bucket.index(), buffer, dtype)
     memory.before_op(buffer)
-    op = make_op(Kind.ALLREDUCE, f"{state.name}.bucket{bucket.index()}", dtype=DTYPES[dtype],
+    is_device = _device.is_device(buffer)
+    name = state.next_name(bucket.index()) if is_device else f"{state.name}.bucket{bucket.index()}"
+    op = make_op(Kind.ALLREDUCE, name, dtype=DTYPES[dtype],
                  redop=ReduceOp.AVG, input=memory.address, output=memory.address,
-                 count=buffer.numel())
+                 count=buffer.numel(), stream=_device.stream_of(buffer))
+    if is_device:
+        return _run_in_stream(state, op, memory, buffer)
     devices = [] if buffer.device.type == "cpu" else [buffer.device]
     return _run(state.context, op, lambda: memory.after_op(buffer), devices)
 
@@ -276,6 +315,35 @@ def _run(context: Context, op: Any, result: Callable[[], torch.Tensor],
         context.add_done_callback(context.submit([op]), on_done)
     except GraddError as error:
         on_done(error)
+    return future
+
+
+def _run_in_stream(state: State, op: Any, memory: _Memory, buffer: torch.Tensor) -> Future:
+    """Submit, and return a Future that ends when a stream waits for the op: DDP's waits for that."""
+    ended: Future = Future(devices=[buffer.device])
+    stream = state.side_stream(buffer)
+    errors: list[GraddError] = []
+
+    def on_launched(error: Optional[GraddError]) -> None:
+        if error is not None:
+            errors.append(error)
+            ended.set_result(None)
+            return
+        with _device.on(stream):
+            ended.set_result(memory.after_op(buffer))
+
+    def value(ended_: Future) -> torch.Tensor:
+        if errors:  # see _run()
+            raise errors[0]
+        return ended_.value()
+
+    future = ended.then(value)
+    try:
+        handle = state.context.submit([op])
+        state.context.add_launch_callback(handle, stream.cuda_stream, on_launched,
+                                          (memory, buffer))
+    except GraddError as error:
+        on_launched(error)
     return future
 
 

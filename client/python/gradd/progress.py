@@ -12,7 +12,7 @@ import logging
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from gradd._library import PENDING
 from gradd.errors import GraddError, Shutdown, from_status
@@ -33,6 +33,7 @@ class Progress:
         self._library, self._pointer = context.library, context.pointer
         self._lock = threading.Lock()
         self._watched: dict[int, DoneFn] = {}
+        self._launching: dict[int, tuple[int, DoneFn, Any]] = {}
         self._is_stopping = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="gradd-progress", daemon=True)
@@ -47,6 +48,17 @@ class Progress:
             if self._is_stopping:
                 raise Shutdown("the context has left its job", -9)
             self._watched[handle] = on_done
+        self._wake()
+
+    def watch_launch(self, handle: int, stream: int, on_launched: DoneFn, keep: Any) -> None:
+        """Call ``on_launched(error or None)`` once the CUDA stream waits for the op's results.
+
+        `keep` is held until the op has ended, when its handle is released.
+        """
+        with self._lock:
+            if self._is_stopping:
+                raise Shutdown("the context has left its job", -9)
+            self._launching[handle] = stream, on_launched, keep
         self._wake()
 
     def stop(self) -> None:
@@ -70,7 +82,9 @@ class Progress:
     def _take_all(self) -> list[DoneFn]:
         with self._lock:
             functions = list(self._watched.values())
+            functions += [on_launched for _, on_launched, _ in self._launching.values()]
             self._watched.clear()
+            self._launching.clear()
         return functions
 
     def _wake(self) -> None:
@@ -91,14 +105,30 @@ class Progress:
             with self._lock:
                 if self._is_stopping:
                     return
-                is_idle = not self._watched
+                is_idle = not self._watched and not self._launching
             # A worker that ended without a word is found out by a later look, hence the limit.
             ready = idle.poll() if is_idle else busy.poll(1000)
             if any(ready_fd == self._wake_read for ready_fd, _ in ready):
                 os.read(self._wake_read, 4096)
             if not is_idle:
                 library.gradd_progress(pointer)
+            self._finish_launched()
             self._finish_ended()
+
+    def _finish_launched(self) -> None:
+        library, pointer = self._library, self._pointer
+        with self._lock:
+            launching = list(self._launching.items())
+        for handle, (stream, on_launched, keep) in launching:
+            status = library.gradd_wait_stream(pointer, handle, stream, 0.0)
+            if status == PENDING:
+                continue
+            error = from_status(status, library.gradd_error().decode()) if status < 0 else None
+            with self._lock:
+                if self._launching.pop(handle, None) is None:
+                    continue  # stop() has told it
+                self._watched[handle] = lambda _error, _keep=keep: None
+            _call(on_launched, error)
 
     def _finish_ended(self) -> None:
         library, pointer = self._library, self._pointer

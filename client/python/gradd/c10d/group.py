@@ -19,6 +19,7 @@ from typing import Any, Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from gradd import _device
 from gradd._library import Op
 from gradd.c10d import tensors as t
 from gradd.c10d.join import join
@@ -59,6 +60,16 @@ def _root(opts: Any) -> int:
     return opts if isinstance(opts, int) else opts.rootRank
 
 
+def _first_device(kept: Any) -> torch.Tensor | None:
+    """A CUDA tensor among what an op keeps alive, or None."""
+    for one in kept if isinstance(kept, (list, tuple)) else (kept,):
+        while isinstance(one, (_Reduced, t.Flat)):
+            one = one.flat
+        if isinstance(one, torch.Tensor) and _device.is_device(one):
+            return one
+    return None
+
+
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
@@ -79,13 +90,13 @@ class _Reduced:
                 raise Unsupported(f"complex numbers have no {name}")
             tensor = torch.view_as_real(tensor)
         as_type = {torch.bool: torch.uint8, torch.int16: torch.int32}.get(tensor.dtype)
-        self.host = t.Host(tensor, as_type=as_type)
+        self.flat = t.Flat(tensor, as_type=as_type)
         redops = _BOOL_REDOPS if tensor.dtype == torch.bool else _REDOPS
         if name not in redops:
             raise Unsupported(f"the gradd backend has no {name} of {tensor.dtype}")
-        if self.host.flat.dtype not in t.DTYPES:
+        if self.flat.flat.dtype not in t.DTYPES:
             raise Unsupported(f"the gradd backend does not reduce {tensor.dtype}")
-        self.dtype = t.DTYPES[self.host.flat.dtype]
+        self.dtype = t.DTYPES[self.flat.flat.dtype]
         self.redop = redops[name]
 
 
@@ -174,9 +185,15 @@ class GraddGroup(_base()):  # type: ignore[misc]
             name = f"collective {self._sequence}"
             for i, op in enumerate(ops):
                 op.name = (name if len(ops) == 1 else f"{name}.{i}").encode()
+            on_device = _first_device(keep)
+            if on_device is not None:
+                stream = _device.stream_of(on_device)
+                for op in ops:
+                    op.stream = stream or None
             handle = self.context.submit(ops)
             self._sequence += 1
-            work = Work(name, outputs, self._timeout_s, finish, keep).start(self.context, handle)
+            work = Work(name, outputs, self._timeout_s, finish, keep, on_device=on_device)
+            work.start(self.context, handle)
             self._keep(work)
         return work
 
@@ -212,12 +229,12 @@ class GraddGroup(_base()):  # type: ignore[misc]
             return self._fold(tensors, _BITWISE[name])
         operands = [_Reduced(tensor, name) for tensor in tensors]
         ops = [make_op(Kind.ALLREDUCE, "", dtype=x.dtype, redop=x.redop,
-                       input=t.address(x.host.flat), output=t.address(x.host.flat),
-                       count=x.host.flat.numel()) for x in operands]
+                       input=t.address(x.flat.flat), output=t.address(x.flat.flat),
+                       count=x.flat.flat.numel()) for x in operands]
 
         def finish() -> None:
             for operand in operands:
-                operand.host.bring_back()
+                operand.flat.bring_back()
 
         return self._submit(ops, tensors, finish=finish, keep=operands)
 
@@ -239,13 +256,13 @@ class GraddGroup(_base()):  # type: ignore[misc]
         tensor = _one(tensors, "reduce")
         root = _root(opts)
         operand = _Reduced(tensor, operator_name(op if isinstance(opts, int) else opts))
-        flat = operand.host.flat
+        flat = operand.flat.flat
         result = torch.empty_like(flat) if self._rank == root else None
 
         def finish() -> None:
             if result is not None:
                 flat.copy_(result)
-                operand.host.bring_back()
+                operand.flat.bring_back()
 
         counts = [flat.numel() if r == root else 0 for r in range(self._size)]
         request = make_op(Kind.REDUCE_SCATTER, "", dtype=operand.dtype, redop=operand.redop,
@@ -260,7 +277,7 @@ class GraddGroup(_base()):  # type: ignore[misc]
             raise InvalidRequest(f"reduce_scatter: {len(parts)} inputs, the group has "
                                  f"{self._size} ranks")
         t.same_type([output, *parts], "reduce_scatter")
-        whole = torch.cat([part.detach().reshape(-1).cpu() for part in parts])
+        whole = t.joined(parts)
         return self._reduce_scatter(output, whole, [part.numel() for part in parts],
                                     operator_name(opts))
 
@@ -281,11 +298,11 @@ class GraddGroup(_base()):  # type: ignore[misc]
             raise InvalidRequest(f"reduce_scatter: the output has {output.numel()} elements, this "
                                  f"rank's input {counts[self._rank]}")
         operand = _Reduced(whole, name)
-        destination = t.Host(output, is_read=False, as_type=operand.host.flat.dtype)
+        destination = t.Flat(output, is_read=False, as_type=operand.flat.flat.dtype)
         if output.is_complex():
-            destination = t.Host(torch.view_as_real(output), is_read=False)
+            destination = t.Flat(torch.view_as_real(output), is_read=False)
             counts = [2 * count for count in counts]
-        source = t.apart(operand.host.flat, destination.flat)
+        source = t.apart(operand.flat.flat, destination.flat)
         request = make_op(Kind.REDUCE_SCATTER, "", dtype=operand.dtype, redop=operand.redop,
                           input=t.address(source), output=t.address(destination.flat),
                           count=source.numel(), counts=counts)
@@ -303,7 +320,7 @@ class GraddGroup(_base()):  # type: ignore[misc]
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         tensor = _one(tensors, "broadcast")
-        host = t.Host(tensor, is_read=self._rank == _root(opts))
+        host = t.Flat(tensor, is_read=self._rank == _root(opts))
         dtype, factor = t.as_elements(host.flat)
         where = t.address(host.flat)
         request = make_op(Kind.BROADCAST, "", dtype=dtype, root=_root(opts), input=where,
@@ -326,7 +343,8 @@ class GraddGroup(_base()):  # type: ignore[misc]
             if output.numel() != tensor.numel():
                 raise InvalidRequest(f"all_gather: the output of rank {r} has {output.numel()} "
                                      f"elements, the input {tensor.numel()}")
-        gathered = torch.empty(self._size * tensor.numel(), dtype=tensor.dtype)
+        gathered = torch.empty(self._size * tensor.numel(), dtype=tensor.dtype,
+                               device=t.place(tensor))
 
         def finish() -> None:
             for output, part in zip(outputs, gathered.chunk(self._size)):
@@ -341,7 +359,7 @@ class GraddGroup(_base()):  # type: ignore[misc]
         if output.numel() != input.numel() * self._size:
             raise InvalidRequest(f"all_gather_into_tensor: the output has {output.numel()} "
                                  f"elements, {self._size} ranks give {input.numel()} each")
-        host = t.Host(output, is_read=False)
+        host = t.Flat(output, is_read=False)
         return self._gather_flat(host.flat, input, [output], host.bring_back)
 
     all_gather_into_tensor = all_gather_single = _allgather_base
@@ -349,7 +367,7 @@ class GraddGroup(_base()):  # type: ignore[misc]
     def _gather_flat(self, gathered: torch.Tensor, tensor: torch.Tensor, result: list[Any],
                      finish: Callable[[], None]) -> Work:
         # Ranks whose inputs differ in size are found out: the sum fits into no smaller output.
-        source = t.apart(t.Host(tensor).flat, gathered)
+        source = t.apart(t.Flat(tensor).flat, gathered)
         dtype, factor = t.as_elements(source)
         request = make_op(Kind.ALLGATHER, "", dtype=dtype, input=t.address(source),
                           output=t.address(gathered), count=source.numel() * factor,
@@ -373,8 +391,8 @@ class GraddGroup(_base()):  # type: ignore[misc]
         t.same_type([output, input], "all_to_all_single")
         sends = self._elements(input, input_split_sizes, "input")
         self._elements(output, output_split_sizes, "output")
-        destination = t.Host(output, is_read=False)
-        return self._alltoall(t.Host(input).flat, sends, destination.flat, [output],
+        destination = t.Flat(output, is_read=False)
+        return self._alltoall(t.Flat(input).flat, sends, destination.flat, [output],
                               destination.bring_back)
 
     all_to_all_single = alltoall_base
@@ -400,13 +418,13 @@ class GraddGroup(_base()):  # type: ignore[misc]
                 raise InvalidRequest(f"all_to_all: {len(listed)} {what}, the group has "
                                      f"{self._size} ranks")
         t.same_type([*outputs, *inputs], "all_to_all")
-        source = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in inputs])
+        source = t.joined(inputs)
         return self._alltoall_lists(source, [x.numel() for x in inputs], outputs)
 
     def _alltoall_lists(self, source: torch.Tensor, sends: list[int],
                         outputs: list[torch.Tensor]) -> Work:
         sizes = [output.numel() for output in outputs]
-        received = torch.empty(sum(sizes), dtype=source.dtype)
+        received = torch.empty(sum(sizes), dtype=source.dtype, device=source.device)
 
         def finish() -> None:
             for output, part in zip(outputs, received.split(sizes)):
@@ -427,7 +445,7 @@ class GraddGroup(_base()):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         root = _root(opts)
         tensor = _one(inputs, "gather")
-        source = t.Host(tensor).flat
+        source = t.Flat(tensor).flat
         received: list[torch.Tensor] = []
         if self._rank == root:
             received = list(outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs)
@@ -441,14 +459,14 @@ class GraddGroup(_base()):  # type: ignore[misc]
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         root = _root(opts)
         output = _one(outputs, "scatter")
-        source, sends = torch.empty(0, dtype=output.dtype), [0] * self._size
+        source, sends = torch.empty(0, dtype=output.dtype, device=t.place(output)), [0] * self._size
         if self._rank == root:
             parts = list(inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs)
             if len(parts) != self._size:
                 raise InvalidRequest(f"scatter: {len(parts)} inputs, the group has {self._size} "
                                      "ranks")
             t.same_type([output, *parts], "scatter")
-            source = torch.cat([part.detach().reshape(-1).cpu() for part in parts])
+            source = t.joined(parts)
             sends = [part.numel() for part in parts]
         return self._alltoall_lists(source, sends, [output])
 

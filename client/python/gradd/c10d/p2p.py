@@ -93,18 +93,18 @@ class Peers:
         self._lock = threading.Lock()
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
-        host = t.Host(tensor)
+        host = t.Flat(tensor, on_host=True)
         work = Work(f"message {self._rank} to {peer}, tag {tag}", [tensor], self._timeout_s,
                     keep=host, source=self._rank, is_watched=True)
         return self._submit(host, work, self._rank, peer, tag)
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
-        host = t.Host(tensor, is_read=False)
+        host = t.Flat(tensor, is_read=False, on_host=True)
         work = Work(f"message {peer} to {self._rank}, tag {tag}", [tensor], self._timeout_s,
                     host.bring_back, host, source=peer, is_watched=True)
         return self._submit(host, work, peer, peer, tag)
 
-    def _submit(self, host: t.Host, work: Work, sender: int, peer: int, tag: int) -> Work:
+    def _submit(self, host: t.Flat, work: Work, sender: int, peer: int, tag: int) -> Work:
         pair = self._pair(peer)
         dtype, factor = t.as_elements(host.flat)
         where = t.address(host.flat)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as gradd sees them: addresses of contiguous host memory with an element type.
+"""Tensors as gradd sees them: addresses of contiguous host or CUDA memory with an element type.
 
 A tensor that is elsewhere, or strided, is represented by a contiguous copy; `bring_back` writes
 the result to where it belongs once the op has ended.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from gradd import _device
 from gradd.errors import InvalidRequest, Unsupported
 from gradd.types import DType
 
@@ -19,13 +20,14 @@ DTYPES = {
 }
 
 
-class Host:
-    """A contiguous host tensor that stands for `tensor`, and is it where possible."""
+class Flat:
+    """A contiguous tensor that stands for `tensor`, and is it where possible: of CUDA tensors on
+    their device, else on the host."""
 
     __slots__ = ("tensor", "flat")
 
     def __init__(self, tensor: torch.Tensor, *, is_read: bool = True,
-                 as_type: torch.dtype | None = None) -> None:
+                 as_type: torch.dtype | None = None, on_host: bool = False) -> None:
         if tensor.is_sparse:
             raise Unsupported("the gradd backend has no sparse collectives: densify the tensor")
         tensor = tensor.detach()
@@ -33,10 +35,12 @@ class Host:
             raise InvalidRequest("a lazily conjugated tensor has no memory of its own: resolve it")
         self.tensor = tensor
         dtype = as_type or tensor.dtype
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and dtype == tensor.dtype:
+        is_there = tensor.device.type == "cpu" if on_host else _device.is_reachable(tensor)
+        if is_there and tensor.is_contiguous() and dtype == tensor.dtype:
             self.flat = tensor.reshape(-1)
             return
-        self.flat = torch.empty(tensor.numel(), dtype=dtype)
+        self.flat = torch.empty(tensor.numel(), dtype=dtype,
+                                device=torch.device("cpu") if on_host else place(tensor))
         if is_read:
             self.flat.view(tensor.shape).copy_(tensor)
 
@@ -48,6 +52,16 @@ class Host:
         """The result is in `flat`: put it where it belongs."""
         if self.is_copy:
             self.tensor.copy_(self.flat.view(self.tensor.shape))
+
+
+def place(tensor: torch.Tensor) -> torch.device:
+    """Where memory for gradd beside this tensor belongs."""
+    return tensor.device if _device.is_device(tensor) else torch.device("cpu")
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The tensors' elements one after the other, in memory that gradd can work on."""
+    return torch.cat([_device.reachable(tensor).reshape(-1) for tensor in tensors])
 
 
 def address(flat: torch.Tensor) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Callable
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
+from gradd import _device
 from gradd.context import Context
 from gradd.errors import GraddError, Timeout
 
@@ -27,7 +28,8 @@ class Work(TorchWork):
 
     def __init__(self, name: str, outputs: list[Any], timeout_s: float,
                  finish: Callable[[], None] | None = None, keep: Any = None,
-                 source: int = -1, is_watched: bool = False) -> None:
+                 source: int = -1, is_watched: bool = False,
+                 on_device: torch.Tensor | None = None) -> None:
         super().__init__()
         self._name = name
         self._outputs = outputs
@@ -35,6 +37,8 @@ class Work(TorchWork):
         self._finish = finish
         self._keep = keep
         self._source = source
+        self._mark: Any = None  # behind what finish() has put into a stream
+        self._on_device = on_device  # CUDA: waiting is done by this tensor's stream
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._context: Context | None = None
@@ -75,6 +79,8 @@ class Work(TorchWork):
         if error is None and self._finish is not None:
             try:
                 self._finish()
+                if self._on_device is not None:
+                    self._mark = _device.mark(self._on_device)
             except Exception as failure:  # e.g. out of memory: it is the op's result
                 error = failure
         with self._lock:
@@ -83,7 +89,7 @@ class Work(TorchWork):
             future = self._future
             self._ended.set()
         if future is not None:
-            future.set_result(None)
+            future.set_result(self._told(error))
 
     # -------------------------------------------------------------- torch's side
 
@@ -98,19 +104,33 @@ class Work(TorchWork):
         self.is_taken = True
         if self._error is not None:
             raise self._error
+        if self._mark is not None and self._on_device is not None:
+            _device.await_mark(self._on_device, self._mark)
         return True
 
     def _wait_here(self, seconds: float) -> None:
         # Under the lock: nobody may watch the op meanwhile.
         assert self._context is not None
         try:
-            has_ended = self._context.wait(self._handle, seconds)
+            if self._on_device is not None:
+                has_ended = self._wait_by_stream(self._on_device, seconds)
+            else:
+                has_ended = self._context.wait(self._handle, seconds)
         except GraddError as error:
             self.end(error)
             return
         if not has_ended:
             raise self._too_late(seconds)
         self.end(None)
+
+    def _wait_by_stream(self, tensor: torch.Tensor, seconds: float) -> bool:
+        """The current stream waits; the host does so until the op is launched only."""
+        assert self._context is not None
+        context, keep = self._context, (self._keep, self._outputs)
+        if not context.wait_stream(self._handle, _device.stream_of(tensor), seconds):
+            return False
+        context.add_done_callback(self._handle, lambda _error, _keep=keep: None)
+        return True
 
     def _too_late(self, seconds: float) -> Timeout:
         job = self._context.job if self._context is not None else "not yet joined"
@@ -154,13 +174,18 @@ class Work(TorchWork):
         with self._lock:
             self.is_taken = True
             if self._result is None:
-                self._future = torch.futures.Future()
+                devices = [] if self._on_device is None else [self._on_device.device]
+                self._future = torch.futures.Future(devices=devices)
                 self._result = self._future.then(self._value)
                 if self._ended.is_set():
-                    self._future.set_result(None)
+                    self._future.set_result(self._told(self._error))
                 else:
                     self.watch()
             return self._result
+
+    def _told(self, error: BaseException | None) -> Any:
+        """Of CUDA tensors a future must be told, since whoever waits for it waits by stream."""
+        return None if self._on_device is None or error is not None else self._outputs
 
     def _value(self, _future: torch.futures.Future) -> list[Any]:
         # An error that a callback raises reaches callers in C++ as an error; one that is set on a

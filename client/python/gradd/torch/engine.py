@@ -24,6 +24,7 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 
 import gradd
+from gradd import _device
 from gradd._library import Op
 from gradd.context import Context, make_op
 from gradd.errors import GraddError, HorovodInternalError, InternalError, NonFinite, Shutdown
@@ -42,6 +43,7 @@ _MOVED = (torch.int16, torch.bool, torch.complex64, torch.complex128)
 _CODES = {dtype: code for code, dtype in enumerate([*DTYPES, *_MOVED])}
 _NAMES = {code: str(dtype).replace("torch.", "") for dtype, code in _CODES.items()}
 
+_TURNS = 8  # names that ops on one name use by turns, where streams run ahead of the worker
 _NAME_BYTES = 230  # the worker allows 255; suffixes of groups come on top
 _SHAPE_MAX = 24    # numbers that describe one tensor in the exchange of shapes
 
@@ -84,6 +86,8 @@ class Pending:
         self.check_finite = check_mode()
         self.names: list[str] = []  # of the ops, for what check_finite finds
         self.done = threading.Event()  # for ops of two steps
+        self.on_device: torch.Tensor | None = None  # CUDA: waiting is done by this one's stream
+        self.wire_name = name
 
     def has_ended(self) -> bool:
         """Never blocks."""
@@ -94,7 +98,9 @@ class Pending:
     def wait(self) -> None:
         """Block until the end. Raises the op's error."""
         context = self.engine.context
-        if self.handle:
+        if self.handle and self.on_device is not None:
+            self._wait_by_stream(self.on_device)
+        elif self.handle:
             handle, self.handle = self.handle, 0
             try:
                 context.wait(handle)
@@ -111,6 +117,17 @@ class Pending:
             raise self.error
 
 
+    def _wait_by_stream(self, tensor: torch.Tensor) -> None:
+        """The current stream waits; the host does so until the op is launched only."""
+        handle, self.handle = self.handle, 0
+        try:
+            self.engine.context.wait_stream(handle, _device.stream_of(tensor))
+        except GraddError as error:
+            self.error = error
+        self.engine.in_flight.add(handle, (self.key[0], self.wire_name), (self.keep, self.output))
+        self.done.set()
+
+
 class Engine:
     """The ops of one membership in a job. Thread: any."""
 
@@ -118,6 +135,8 @@ class Engine:
         self.context = context
         self._lock = threading.Lock()
         self._in_flight: dict[tuple[int, str], Pending] = {}
+        self._turns: dict[tuple[int, str], int] = {}
+        self.in_flight = _device.InFlight(context)
 
     # -------------------------------------------------------------- names
 
@@ -128,6 +147,20 @@ class Engine:
         if len(name.encode()) > _NAME_BYTES:
             digest = hashlib.sha256(name.encode()).hexdigest()[:16]
             return name.encode()[:_NAME_BYTES - 20].decode(errors="ignore") + "~" + digest
+        return name
+
+    def device_name(self, base: str, set: int, is_given: bool) -> str:
+        """The name on the wire of an op whose end nobody waits for: no earlier one bears it still.
+
+        A stream waits for the op instead of the host, so the script may use the name again while the
+        worker has not ended the op. Names take turns, in the same way on all ranks.
+        """
+        if not is_given:
+            return base
+        with self._lock:
+            turn = self._turns[set, base] = (self._turns.get((set, base), -1) + 1) % _TURNS
+        name = f"{base}~{turn}" if turn else base
+        self.in_flight.await_tag((set, name))
         return name
 
     def claim(self, pending: Pending) -> None:
@@ -153,6 +186,7 @@ class Engine:
 
     def submit(self, pending: Pending, ops: Sequence[Op]) -> None:
         """Ops whose result's size is known: one step."""
+        self.in_flight.reap()
         self.claim(pending)
         line, name = timeline.current, pending.key[1]
         if line is not None:
@@ -165,6 +199,7 @@ class Engine:
         if line is not None:
             line.submitted(pending.kind, name)
         if pending.check_finite:
+            pending.on_device = None
             pending.names = list(_check.names) or [op.name.decode() for op in ops]
             handle, pending.handle = pending.handle, 0
             self.context.add_done_callback(handle, self._finite_check(pending, handle))
@@ -362,12 +397,6 @@ def set_id(process_set: ProcessSet) -> int:
         raise ValueError(f"rank {basics.rank()} is not part of process set {number}, which has "
                          f"ranks {ranks}")
     return number
-
-
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's data in this process's memory: itself, or a copy."""
-    tensor = tensor.detach()
-    return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
 def wire_type(tensor: torch.Tensor) -> tuple[DType, int]:

@@ -17,6 +17,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 import gradd
+from gradd import _device
+from gradd._device import is_device, is_reachable, reachable, stream_of
 from gradd._library import Op
 from gradd.context import make_op
 from gradd.errors import GraddError, HorovodInternalError, RanksDisagree
@@ -26,7 +28,7 @@ from gradd.torch.basics import (
 )
 from gradd.torch.compression import Compression
 from gradd.torch.engine import (
-    Pending, check_mode, check_tensor, describe_row, engine, on_host, poll, register, set_id,
+    Engine, Pending, check_mode, check_tensor, describe_row, engine, poll, register, set_id,
     shape_row, synchronize, wire_type,
 )
 from gradd.types import Kind, ReduceOp
@@ -83,24 +85,38 @@ def _allreduce_list(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Ten
     if prescale == 0 or postscale == 0:  # the library reads 0 as 1
         tensors = [torch.zeros_like(tensor) for tensor in tensors]
         prescale = postscale = 1.0
-    sources = [on_host(tensor) for tensor in tensors]
-    targets = [output.detach() if output.device.type == "cpu" else source
+    sources = [reachable(tensor) for tensor in tensors]
+    targets = [output.detach() if is_reachable(output) else source
                for output, source in zip(outputs, sources)]
+    on_wire, stream = _on_wire(state, base, group, name, sources), stream_of(sources[0])
     ops = [
-        make_op(Kind.ALLREDUCE, f"{base}.{i}" if is_grouped else base, dtype=wire_type(source)[0],
-                redop=_REDOPS[op], set=group, input=source.data_ptr(), output=target.data_ptr(),
-                count=source.numel(), prescale=prescale, postscale=postscale, dims=source.shape,
-                check_finite=check_mode() is not None)
+        make_op(Kind.ALLREDUCE, f"{on_wire}.{i}" if is_grouped else on_wire,
+                dtype=wire_type(source)[0], redop=_REDOPS[op], set=group, input=source.data_ptr(),
+                output=target.data_ptr(), count=source.numel(), prescale=prescale,
+                postscale=postscale, dims=source.shape, check_finite=check_mode() is not None,
+                stream=stream)
         for i, (source, target) in enumerate(zip(sources, targets))
     ]
 
     def finish() -> None:
         for output, target in zip(outputs, targets):
-            if output.device.type != "cpu":
+            if not is_reachable(output):
                 output.detach().copy_(target)
 
     pending = Pending(state, base, group, "ALLREDUCE", result, (tensors, sources, targets), finish)
-    return _submit(pending, ops)
+    return _submit(_in_stream(pending, sources, on_wire), ops)
+
+
+def _on_wire(state: Engine, base: str, group: int, name: str | None,
+             sources: Sequence[torch.Tensor]) -> str:
+    """The name of an op of one step, whose end is awaited by a stream where it has CUDA tensors."""
+    return state.device_name(base, group, bool(name)) if is_device(sources[0]) else base
+
+
+def _in_stream(pending: Pending, sources: Sequence[torch.Tensor], on_wire: str) -> Pending:
+    pending.wire_name = on_wire
+    pending.on_device = sources[0] if is_device(sources[0]) else None
+    return pending
 
 
 def _adasum(name: str, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
@@ -109,7 +125,7 @@ def _adasum(name: str, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.
     adasum.check_size(gradd.size())
     state = engine()
     n_ranks = gradd.size()
-    sources = [on_host(tensor) for tensor in tensors]
+    sources = [reachable(tensor) for tensor in tensors]
     if prescale != 1:
         sources = [source * prescale for source in sources]
     gathered = [source.new_empty((n_ranks, source.numel())) for source in sources]
@@ -117,7 +133,7 @@ def _adasum(name: str, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.
     ops = [
         make_op(Kind.ALLGATHER, name if n == 1 else f"{name}.{i}", dtype=wire_type(source)[0],
                 input=source.data_ptr(), output=all_.data_ptr(), count=source.numel(),
-                out_capacity=all_.numel(), dims=source.shape)
+                out_capacity=all_.numel(), dims=source.shape, stream=stream_of(source))
         for i, (source, all_) in enumerate(zip(sources, gathered))
     ]
 
@@ -277,7 +293,8 @@ def _allgather_list(tensors: Sequence[torch.Tensor], name: str | None,
         raise ValueError("the tensors of a group must be on one device")
     state = engine()
     base = state.name(name, process_set)
-    sources = [on_host(tensor) for tensor in tensors]
+    sources = [reachable(tensor) for tensor in tensors]
+    stream = _device.current(sources[0])  # the second step is submitted by another thread
     row = list(itertools.chain.from_iterable(shape_row(source) for source in sources))
     targets: list[torch.Tensor] = []
 
@@ -286,13 +303,15 @@ def _allgather_list(tensors: Sequence[torch.Tensor], name: str | None,
         ops = []
         for i, source in enumerate(sources):
             n_rows = _sum_rows(base, ranks, rows, i)
-            target = torch.empty((n_rows, *source.shape[1:]), dtype=source.dtype)
+            with _device.on(stream):
+                target = source.new_empty((n_rows, *source.shape[1:]))
+                handle = stream_of(source)
             targets.append(target)
             dtype, factor = wire_type(source)
             ops.append(make_op(
                 Kind.ALLGATHER, f"{base}.{i}" if is_grouped else base, dtype=dtype, set=group,
                 input=source.data_ptr(), output=target.data_ptr(), count=source.numel() * factor,
-                out_capacity=target.numel() * factor))
+                out_capacity=target.numel() * factor, stream=handle))
         return ops
 
     pending = Pending(state, base, group, "ALLGATHER", None, (tensors, sources, targets))
@@ -454,20 +473,22 @@ def _broadcast(tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name:
     state = engine()
     base = state.name(name, process_set)
     is_root = root_rank == rank()
-    source = on_host(tensor)
-    target = output.detach() if output.device.type == "cpu" else source
+    source = reachable(tensor)
+    target = output.detach() if is_reachable(output) else source
+    on_wire = _on_wire(state, base, group, name, [source])
     if is_root and target.data_ptr() != source.data_ptr():
         target.copy_(source)
     dtype, factor = wire_type(source)
 
     def finish() -> None:
-        if output.device.type != "cpu":
+        if not is_reachable(output):
             output.detach().copy_(target)
 
     pending = Pending(state, base, group, "BROADCAST", output, (source, target), finish)
-    return _submit(pending, [make_op(
-        Kind.BROADCAST, base, dtype=dtype, root=root_rank, set=group, input=target.data_ptr(),
-        output=target.data_ptr(), count=source.numel() * factor, dims=source.shape)])
+    return _submit(_in_stream(pending, [source], on_wire), [make_op(
+        Kind.BROADCAST, on_wire, dtype=dtype, root=root_rank, set=group, input=target.data_ptr(),
+        output=target.data_ptr(), count=source.numel() * factor, dims=source.shape,
+        stream=stream_of(source))])
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None,
@@ -554,7 +575,8 @@ def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = 
     rows = _check_splits(tensor, splits, len(ranks))
     state = engine()
     base = state.name(name, process_set)
-    source = on_host(tensor)
+    source = reachable(tensor)
+    stream = _device.current(source)  # the second step is submitted by another thread
     dtype, factor = wire_type(source)
     row_elements = factor
     for dim in source.shape[1:]:
@@ -568,12 +590,15 @@ def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = 
         shapes = [[entry[:2 + entry[1]]] for entry in table]
         _sum_rows(base, ranks, shapes, 0)
         received.extend(entry[2 + entry[1] + me] for entry in table)
-        target = torch.empty((sum(received), *source.shape[1:]), dtype=source.dtype)
+        with _device.on(stream):
+            target = source.new_empty((sum(received), *source.shape[1:]))
+            handle = stream_of(source)
         targets.append(target)
         return [make_op(
             Kind.ALLTOALL, base, dtype=dtype, set=group, input=source.data_ptr(),
             output=target.data_ptr(), count=sum(rows) * row_elements,
-            out_capacity=target.numel() * factor, counts=[n * row_elements for n in rows])]
+            out_capacity=target.numel() * factor, counts=[n * row_elements for n in rows],
+            stream=handle)]
 
     pending = Pending(state, base, group, "ALLTOALL", None, (tensor, source, targets))
 
@@ -640,20 +665,22 @@ def _reducescatter_list(tensors: Sequence[torch.Tensor], name: str | None, op: i
     state = engine()
     base = state.name(name, process_set)
     me = ranks.index(rank())
-    sources = [on_host(tensor) for tensor in tensors]
+    sources = [reachable(tensor) for tensor in tensors]
+    on_wire = _on_wire(state, base, group, name, sources)
     targets, ops = [], []
     for i, source in enumerate(sources):
         quotient, rest = divmod(source.shape[0], len(ranks))
         rows = [quotient + (r < rest) for r in range(len(ranks))]
         row_elements = source[0].numel() if source.shape[0] else 0
-        target = torch.empty((rows[me], *source.shape[1:]), dtype=source.dtype)
+        target = source.new_empty((rows[me], *source.shape[1:]))
         targets.append(target)
         ops.append(make_op(
-            Kind.REDUCE_SCATTER, f"{base}.{i}" if is_grouped else base, dtype=wire_type(source)[0],
-            redop=_REDOPS[op], set=group, input=source.data_ptr(), output=target.data_ptr(),
+            Kind.REDUCE_SCATTER, f"{on_wire}.{i}" if is_grouped else on_wire,
+            dtype=wire_type(source)[0], redop=_REDOPS[op], set=group, input=source.data_ptr(), output=target.data_ptr(),
             count=source.numel(), counts=[n * row_elements for n in rows], prescale=prescale,
-            postscale=postscale, dims=source.shape))
+            postscale=postscale, dims=source.shape, stream=stream_of(source)))
     pending = Pending(state, base, group, "REDUCESCATTER", None, (tensors, sources, targets))
+    _in_stream(pending, sources, on_wire)
 
     def finish() -> None:
         outputs = [target.to(tensor.device) for target, tensor in zip(targets, tensors)]
