@@ -145,22 +145,10 @@ void worker_process_configure_all(const struct worker_setup *setup)
     (void)setup;
 }
 
-bool worker_process_takes_devices(const struct worker_process *worker, const char **out_text)
-{
-    *out_text = "a double takes none";
-    (void)worker;
-    return false;
-}
-
 struct gpu_use worker_process_gpu_use(const char *uuid)
 {
     (void)uuid;
     return (struct gpu_use){.n_workers = 1};
-}
-
-void worker_process_configure_all(const struct worker_setup *setup)
-{
-    (void)setup;
 }
 
 void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
