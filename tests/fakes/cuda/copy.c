@@ -10,8 +10,8 @@
 #include "fake.h"
 
 struct copy {
-    void *to;
-    const void *from;
+    CUdeviceptr to, from;
+    const void *source; /* staged bytes; NULL: at `from` */
     size_t bytes;
     unsigned value, unit; /* of a fill: unit != 0 */
     unsigned char staged[];
@@ -29,21 +29,6 @@ static int kind_of(uintptr_t p)
     return kind;
 }
 
-static void run(void *data)
-{
-    struct copy *copy = data;
-    if (!fake_stream_is_faulted()) {
-        if (copy->unit == 1)
-            memset(copy->to, (int)copy->value, copy->bytes);
-        else if (copy->unit == 4)
-            for (size_t i = 0; i < copy->bytes / 4; i++)
-                ((unsigned *)copy->to)[i] = copy->value;
-        else
-            memmove(copy->to, copy->from, copy->bytes);
-    }
-    free(copy);
-}
-
 /* Copies may touch memory of the host that the driver does not know. */
 static void *view_of(CUdeviceptr p, size_t bytes)
 {
@@ -52,19 +37,42 @@ static void *view_of(CUdeviceptr p, size_t bytes)
     return fake_cuda_view((void *)(uintptr_t)p, bytes);
 }
 
+static void move(const struct copy *copy)
+{
+    void *to = view_of(copy->to, copy->bytes);
+    const void *from = copy->source != NULL ? copy->source : view_of(copy->from, copy->bytes);
+    if (to == NULL || (from == NULL && copy->unit == 0)) {
+        fake_warn("memory was unmapped before a copy of %zu bytes had run", copy->bytes);
+        fake_stream_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
+    } else if (copy->unit == 1) {
+        memset(to, (int)copy->value, copy->bytes);
+    } else if (copy->unit == 4) {
+        for (size_t i = 0; i < copy->bytes / 4; i++)
+            ((unsigned *)to)[i] = copy->value;
+    } else {
+        memmove(to, from, copy->bytes);
+    }
+}
+
+static void run(void *data)
+{
+    if (!fake_stream_is_faulted())
+        move(data);
+    free(data);
+}
+
 static CUresult push(CUdeviceptr to, CUdeviceptr from, size_t bytes, bool is_staged, CUstream s)
 {
-    void *to_view = view_of(to, bytes);
     const void *from_view = view_of(from, bytes);
-    if (to_view == NULL || from_view == NULL)
+    if (view_of(to, bytes) == NULL || from_view == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     struct copy *copy = malloc(sizeof *copy + (is_staged ? bytes : 0));
     if (copy == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *copy = (struct copy){.to = to_view, .from = from_view, .bytes = bytes};
+    *copy = (struct copy){.to = to, .from = from, .bytes = bytes};
     if (is_staged) {
         memcpy(copy->staged, from_view, bytes);
-        copy->from = copy->staged;
+        copy->source = copy->staged;
     }
     CUresult rc = fake_stream_push_run(s, run, copy);
     if (rc != CUDA_SUCCESS)
@@ -156,15 +164,14 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 
 static CUresult fill(CUdeviceptr to, unsigned value, unsigned unit, size_t n, CUstream s)
 {
-    void *view = fake_cuda_view((void *)(uintptr_t)to, n * unit);
     if (n == 0)
         return CUDA_SUCCESS;
-    if (!is_device(to) || view == NULL || to % unit != 0)
+    if (!is_device(to) || view_of(to, n * unit) == NULL || to % unit != 0)
         return CUDA_ERROR_INVALID_VALUE;
     struct copy *copy = malloc(sizeof *copy);
     if (copy == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *copy = (struct copy){.to = view, .bytes = n * unit, .value = value, .unit = unit};
+    *copy = (struct copy){.to = to, .bytes = n * unit, .value = value, .unit = unit};
     CUresult rc = fake_stream_push_run(s, run, copy);
     if (rc != CUDA_SUCCESS)
         free(copy);

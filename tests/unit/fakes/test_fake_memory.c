@@ -231,6 +231,22 @@ START_TEST(mapped_chunks_are_one_piece_of_memory_once_accessible)
 }
 END_TEST
 
+START_TEST(memory_unmapped_before_its_copy_has_run_is_a_fault)
+{
+    driver_open(0);
+    static _Alignas(4096) _Atomic uint64_t gate[512];
+    CUdeviceptr p = map_two(0), q;
+    OK(cu.cuMemSetAccess(p, CHUNK, &access_all, 1));
+    OK(cu.cuMemAlloc_v2(&q, 64));
+    OK(cu.cuMemHostRegister_v2(gate, sizeof gate, CU_MEMHOSTREGISTER_DEVICEMAP));
+    OK(cu.cuStreamWaitValue64_v2(NULL, (CUdeviceptr)(uintptr_t)gate, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    OK(_i ? cu.cuMemcpyAsync(q, p, 64, NULL) : cu.cuMemsetD8Async(p, 0, 64, NULL));
+    OK(cu.cuMemUnmap(p, CHUNK));
+    gate[0] = 1;
+    GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuStreamSynchronize(NULL));
+}
+END_TEST
+
 START_TEST(memory_mapped_anew_has_another_buffer_id)
 {
     driver_open(0);
@@ -342,6 +358,7 @@ static Suite *suite(void)
         tcase_add_test(tcase, tests[i]);
     tcase_add_loop_test(tcase, small_allocations_share_a_block_unless_told_otherwise, 0, 2);
     tcase_add_loop_test(tcase, only_exportable_memory_is_exported, 0, 2);
+    tcase_add_loop_test(tcase, memory_unmapped_before_its_copy_has_run_is_a_fault, 0, 2);
     suite_add_tcase(fakes, tcase);
     return fakes;
 }
