@@ -6,12 +6,14 @@
  */
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include <gradd/types.h>
 
 #include "cuda_params.h"
 #include "fake.h"
 #include "reduce.h"
+#include "tests/gpu/load.h"
 
 static void *view(unsigned long long address, size_t bytes)
 {
@@ -93,6 +95,29 @@ static void nonfinite(const void *parameter, enum gradd_dtype dtype)
         atomic_fetch_add(count, reduce_count_nonfinite(dtype, in, p->n));
 }
 
+static void sleep_ns(unsigned long long ns)
+{
+    struct timespec left = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    while (nanosleep(&left, &left) != 0)
+        ;
+}
+
+/* The two of tests/gpu/load.cu. */
+static void produce(const struct fake_launch *launch, const void *parameter)
+{
+    const struct load_produce *p = parameter;
+    sleep_ns(p->ns);
+    float *out = view(p->out, p->n * sizeof *out);
+    for (unsigned long long i = 0; out != NULL && i < p->n; i++)
+        out[i] = p->value;
+}
+
+static void multiply(const struct fake_launch *launch, const void *parameter)
+{
+    const struct load_multiply *p = parameter;
+    sleep_ns(p->n * 10);
+}
+
 #define FOR_TYPES(X)  X(i8, I8) X(u8, U8) X(i32, I32) X(i64, I64) FOR_FLOATS(X)
 #define FOR_FLOATS(X) X(f16, F16) X(f32, F32) X(f64, F64) X(bf16, BF16)
 #define FOR_OPS(X, type, dtype)                                                                    \
@@ -122,6 +147,8 @@ static const struct fake_kernel kernels[] = {
 #define NONFINITE_ROW(type, dtype)                                                                 \
     {"gradd_nonfinite_" #type, sizeof(struct cuda_nonfinite_params), nonfinite_##type},
         FOR_FLOATS(NONFINITE_ROW){"gradd_copy", sizeof(struct cuda_copy_params), copy},
+    {"gradd_test_produce", sizeof(struct load_produce), produce},
+    {"gradd_test_multiply", sizeof(struct load_multiply), multiply},
 };
 
 const struct fake_kernel *fake_kernel_find(const char *name)
