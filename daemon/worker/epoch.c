@@ -578,6 +578,7 @@ static void announce_failure(struct epoch *epoch)
         member_push_failed(&epoch->members[i], epoch->number, epoch->failure.status,
                            epoch->failure.text, epoch->failure.rank, epoch->failure.pid);
     flush_members(epoch);
+    epoch->setup->on_over(epoch->setup->data);
     if (epoch->is_broken)
         epoch->setup->on_broken(epoch->setup->data);
 }

@@ -50,7 +50,7 @@ struct epoch_setup {
     void (*on_member_gone)(void *data, uint64_t epoch, const struct member *member, int status,
                            const char *text);
     void (*on_stall)(void *data, uint64_t epoch, uint32_t n_stalled, const char *text);
-    void (*on_over)(void *data); /* the last member is gone */
+    void (*on_over)(void *data); /* the last member is gone, or all were told of the failure */
     /* A GPU's context is lost: once the epoch's failure is told, the process has to go. */
     void (*on_broken)(void *data);
     void *data;

@@ -102,12 +102,20 @@ static void retire_epoch(struct worker *worker)
     loop_defer(worker->loop, settle, worker);
 }
 
+/* Nobody needs the epoch: all have left, or it has failed, all were told, and no daemon will begin
+ * another for those who still hold it. */
+static bool is_epoch_done(const struct worker *worker)
+{
+    const struct epoch *epoch = worker->epoch;
+    return epoch && (epoch_is_over(epoch) || (!worker->daemon && epoch->failure.is_announced));
+}
+
 /* Retire an epoch that is over, free the retired ones of which nothing runs any more. */
 static void settle(void *data)
 {
     struct worker *worker = data;
     /* Looked at again, as another epoch may have begun since this was deferred. */
-    if (worker->epoch && epoch_is_over(worker->epoch))
+    if (is_epoch_done(worker))
         retire_epoch(worker);
     struct epoch **link = &worker->retired;
     while (*link) {

@@ -9,135 +9,25 @@ every phase; without, each in one of them.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any, Callable
 
 import pytest
 
 from cluster import (
-    DEAD_S, JOB, Cluster, Member, allreduce_is_right, cont, expect_told, stop, trainers_of,
-    wait_until_sent,
+    DEAD_S, JOB, Cluster, Member, allreduce_is_right, cont, expect_told, replace_dead, stop,
+    trainers_of, wait_until_sent,
+)
+from faults import (
+    FAULTS, CablePulled, DaemonKilled, DaemonStopped, Fault, NodeKilled, NodeStopped,
+    ReceivesNothing, SendsNothing, TrainerKilled,
 )
 from gradd_ctypes import STATUS
-from harness import SLOW, Trainer, eventually, settle, wait_for_exit
+from harness import SLOW, Trainer, eventually, settle
 
 # Two ranks with the coordinator, one each on two other nodes. Node 1 is where most things happen.
 LAYOUT = (2, 1, 1)
-ONE_RANK_OF = {0: 1, 1: 2, 2: 3}  # node -> the rank there that may be lost
 MakeCluster = Callable[..., Cluster]
-
-
-class Fault:
-    """Something that happens to a node. Its methods come in this order."""
-
-    kills_trainers = False  # all of the node
-    stops_trainers = False  # all of the node, until heal()
-    words: tuple[str, ...] = ()  # what the others are told, besides the node's name
-
-    def __init__(self, cluster: Cluster, node: int, members: list[Member]) -> None:
-        self.cluster, self.node, self.members = cluster, node, members
-
-    def inject(self) -> None:
-        raise NotImplementedError
-
-    def heal(self) -> None:
-        """What an operator would do: the node is as before."""
-
-    @property
-    def here(self) -> list[Member]:
-        return [m for m in self.members if m.node == self.node]
-
-
-class TrainerKilled(Fault):
-    words = (r"\bkilled\b",)
-
-    def inject(self) -> None:
-        self.victim = self.members[ONE_RANK_OF[self.node]]
-        self.words = (rf"\brank {ONE_RANK_OF[self.node]}\b", rf"\b{self.victim.trainer.pid}\b")
-        self.victim.trainer.kill()
-
-
-class WorkerKilled(Fault):
-    words = (r"\bworker\b",)
-
-    def inject(self) -> None:
-        os.kill(self.cluster.worker_pid(self.node), signal.SIGKILL)
-
-
-class WorkerStopped(Fault):
-    def inject(self) -> None:
-        self.pid = self.cluster.worker_pid(self.node)
-        stop(self.pid)
-
-    def heal(self) -> None:
-        cont(self.pid)
-
-
-class DaemonKilled(Fault):
-    def inject(self) -> None:
-        self.cluster.daemons[self.node].process.kill()
-
-    def heal(self) -> None:
-        self.cluster.restart_daemon(self.node)
-
-
-class DaemonStopped(Fault):
-    def inject(self) -> None:
-        stop(self.cluster.daemons[self.node].pid)
-
-    def heal(self) -> None:
-        cont(self.cluster.daemons[self.node].pid)
-
-
-class NodeKilled(Fault):
-    """As by a power failure: nothing says goodbye, then all of it is gone."""
-
-    kills_trainers = True
-
-    def inject(self) -> None:
-        node = self.cluster.nodes[self.node]
-        node.link_down()
-        for pid in node.signal(signal.SIGKILL):
-            wait_for_exit(pid)
-
-    def heal(self) -> None:
-        self.cluster.network.heal()
-        self.cluster.restart_daemon(self.node)
-
-
-class NodeStopped(Fault):
-    stops_trainers = True
-
-    def inject(self) -> None:
-        self.cluster.nodes[self.node].signal(signal.SIGSTOP)
-
-    def heal(self) -> None:
-        self.cluster.nodes[self.node].signal(signal.SIGCONT)
-
-
-class Cut(Fault):
-    def heal(self) -> None:
-        self.cluster.network.heal()
-
-
-class SendsNothing(Cut):
-    def inject(self) -> None:
-        self.cluster.nodes[self.node].drop_sent()
-
-
-class ReceivesNothing(Cut):
-    def inject(self) -> None:
-        self.cluster.nodes[self.node].drop_received()
-
-
-class CablePulled(Cut):
-    def inject(self) -> None:
-        self.cluster.nodes[self.node].link_down()
-
-
-FAULTS = [TrainerKilled, WorkerKilled, WorkerStopped, DaemonKilled, DaemonStopped, NodeKilled,
-          NodeStopped, SendsNothing, ReceivesNothing, CablePulled]
 
 
 # ------------------------------------------------------------------ phases of a running job
@@ -145,7 +35,8 @@ FAULTS = [TrainerKilled, WorkerKilled, WorkerStopped, DaemonKilled, DaemonStoppe
 
 def negotiating(cluster: Cluster, members: list[Member], tag: str, node: int) -> list[Member]:
     """An op that one rank has not submitted. @return the ranks that have."""
-    others = [m for m in members if m is not members[ONE_RANK_OF[node]]]
+    last = [m for m in members if m.node == node][-1]
+    others = [m for m in members if m is not last]
     settle(trainers_of(others), "launch", tag=tag, n=3)
     return others
 
@@ -216,15 +107,6 @@ def strike(cluster: Cluster, members: list[Member], fault: Fault, phase: Callabl
         late = ends([m for m in fault.here if m in submitted],
                     [m for m in fault.here if m not in submitted], tag)
         expect_told(late, time.time())
-
-
-def replace_dead(cluster: Cluster, members: list[Member]) -> None:
-    """New processes for dead ranks; the others leave the failed epoch once these are ready."""
-    dead = [m for m in members if m.trainer.process.poll() is not None]
-    for member in dead:
-        member.trainer = cluster.trainer(member.node)
-    settle(trainers_of(dead), "facts")
-    settle(trainers_of(members), "shutdown_all")
 
 
 @pytest.mark.limit(90)
@@ -451,6 +333,20 @@ def test_another_size_after_a_loss(make_cluster: MakeCluster) -> None:
         settle(trainers_of(members), "shutdown")
         cluster.join(members)
         allreduce_is_right(members, "x")
+
+
+def test_a_worker_ends_while_ranks_still_hold_their_failed_epoch(
+        make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2)
+    members = cluster.job((1, 2))
+    members[2].trainer.kill()
+    survivors = members[:2]
+    expect_told(settle(trainers_of(survivors), "barrier"), time.time())
+    # By itself: the cluster's end finds none that had to be killed.
+    for daemon in cluster.daemons:
+        eventually(lambda: not daemon.worker_pids(), "the worker ends with its job")
+    for result in settle(trainers_of(survivors), "barrier"):
+        assert result["status"] == STATUS["RANK_LOST"], result
 
 
 def test_ranks_that_leave_in_order_hurt_nobody(make_cluster: MakeCluster) -> None:

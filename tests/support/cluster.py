@@ -59,6 +59,12 @@ class Cluster:
         return daemon
 
     def restart_daemon(self, i: int) -> None:
+        """Of a daemon that was killed."""
+        old = self.daemons[i]
+        old.process.wait(REPLY_S)
+        if old.lifeline >= 0:  # a soak kills hundreds
+            os.close(old.lifeline)
+            old.lifeline = -1
         self.daemons[i] = self.start_daemon(i)
 
     def address(self, node: int) -> str:
@@ -172,6 +178,16 @@ def command_of(pid: int) -> str:
 
 def trainers_of(members: Iterable[Member]) -> list[Trainer]:
     return [member.trainer for member in members]
+
+
+def replace_dead(cluster: Cluster, members: Iterable[Member]) -> None:
+    """New processes for dead ranks; the others leave the failed epoch once these are ready."""
+    dead = [m for m in members if m.trainer.process.poll() is not None]
+    for member in dead:
+        member.trainer.destroy()
+        member.trainer = cluster.trainer(member.node)
+    settle(trainers_of(dead), "facts")
+    settle(trainers_of(members), "shutdown_all")
 
 
 def allreduce_is_right(members: list[Member], tag: str, n: int = 3, count: int = 5000) -> None:

@@ -366,8 +366,9 @@ def launch(tag: str, n: int = 1, count: int = 1000, registered: bool = True,
     ops = launched.setdefault(tag, [])
     for i in range(n):
         array, _ = collectives.make_array(lib, g if registered else None, count, api.F32)
-        if array is None:
-            return outcome(-6)
+        if array is None:  # because the job has failed, or for want of memory
+            status = lib.gradd_progress(g)
+            return outcome(status if status < 0 else api.STATUS["NO_MEMORY"])
         array[:] = known_input(rank, i, count)
         handle = lib.gradd_allreduce_async(
             g, f"{tag}.{i}".encode(), ctypes.c_void_p(array.ctypes.data),
