@@ -30,8 +30,9 @@ class Gpus:
     def daemon(self, **settings: Any) -> Daemon:
         return self.world.daemon(environment=self.environment, **settings)
 
-    def trainer(self, daemon: Daemon | None, device: int = 0, **environment: str) -> Trainer:
-        trainer = self.world.trainer(daemon, script="gpu_trainer.py",
+    def trainer(self, daemon: Daemon | None, device: int = 0, script: str = "gpu_trainer.py",
+                **environment: str) -> Trainer:
+        trainer = self.world.trainer(daemon, script=script,
                                      environment={**self.environment, **environment})
         trainer.call("cuda_start", device=device)
         return trainer
