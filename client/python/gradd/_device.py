@@ -53,6 +53,12 @@ def side_stream(tensor: torch.Tensor) -> Any:
     return torch.cuda.Stream(tensor.device)
 
 
+def future_of(tensor: torch.Tensor | None) -> torch.futures.Future:
+    """A future of CUDA tensors on this one's device: whoever waits for it does so by stream."""
+    is_plain = tensor is None or not is_device(tensor)
+    return torch.futures.Future(devices=[] if is_plain else [tensor.device])
+
+
 def mark(tensor: torch.Tensor) -> Any:
     """What the tensor's current stream has to do so far, for await_mark()."""
     return torch.cuda.current_stream(tensor.device).record_event()

@@ -320,7 +320,7 @@ def _run(context: Context, op: Any, result: Callable[[], torch.Tensor],
 
 def _run_in_stream(state: State, op: Any, memory: _Memory, buffer: torch.Tensor) -> Future:
     """Submit, and return a Future that ends when a stream waits for the op: DDP's waits for that."""
-    ended: Future = Future(devices=[buffer.device])
+    ended = _device.future_of(buffer)
     stream = state.side_stream(buffer)
     errors: list[GraddError] = []
 

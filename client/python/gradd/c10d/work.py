@@ -174,8 +174,7 @@ class Work(TorchWork):
         with self._lock:
             self.is_taken = True
             if self._result is None:
-                devices = [] if self._on_device is None else [self._on_device.device]
-                self._future = torch.futures.Future(devices=devices)
+                self._future = _device.future_of(self._on_device)
                 self._result = self._future.then(self._value)
                 if self._ended.is_set():
                     self._future.set_result(self._told(self._error))
