@@ -9,7 +9,7 @@
  *   gpu_trainer order N MS          N ops behind a kernel that takes MS: order, and no host waiting
  *   gpu_trainer latency N BYTES     submission to enqueued, and time on the device
  *   gpu_trainer victim              all-reduces until one fails; then the stream must drain
- *   gpu_trainer beside S            a compute loop of rank 0 for S seconds, alone and beside
+ *   gpu_trainer beside S BYTES      a compute loop of rank 0 for S seconds, alone and beside
  *                                   all-reduces
  *
  * Option --device N. GRADD_GPU_NEEDS_PATH=1: it is a failure when the worker takes no device
@@ -469,9 +469,9 @@ static double multiply_rate(double seconds, CUstream comm_stream, float *x, size
     return (double)n / timer_between(marks[0], marks[1]);
 }
 
-static void beside(double seconds)
+static void beside(double seconds, size_t bytes)
 {
-    const size_t count = 16 << 20;
+    const size_t count = bytes / sizeof(float);
     float *x = floats_new(count);
     CUstream comm_stream;
 
@@ -532,8 +532,8 @@ int main(int argc, char **argv)
         latency(strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10));
     else if (strcmp(command, "victim") == 0)
         victim();
-    else if (strcmp(command, "beside") == 0 && argc > 2)
-        beside(atof(argv[2]));
+    else if (strcmp(command, "beside") == 0 && argc > 3)
+        beside(atof(argv[2]), strtoul(argv[3], NULL, 10));
     else
         fail("what? see the first comment of tests/gpu/trainer.c");
     gradd_shutdown(g);
