@@ -35,7 +35,8 @@ int inbox_split(struct inbox *inbox, struct inbox *out_rest)
         out_rest->fd = -1;
         return -ENOMEM;
     }
-    memcpy(out_rest->data, inbox->data + inbox->begin, n);
+    if (n > 0)
+        memcpy(out_rest->data, inbox->data + inbox->begin, n);
     inbox->fd = -1;
     return 0;
 }

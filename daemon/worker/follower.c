@@ -151,6 +151,20 @@ static struct name *set_name(struct follower *f, const char *text, Pb__RemoteSub
     return NULL;
 }
 
+/* What the request's memory is good for. */
+static void note_submitted(struct request *request, const struct process_set *set,
+                           const struct signature *s)
+{
+    request->submitted.kind = s->kind;
+    request->submitted.dtype = s->dtype;
+    request->submitted.root = s->root;
+    request->submitted.count = s->count;
+    request->submitted.out_count = s->out_capacity;
+    for (uint32_t i = 0; s->kind == GRADD_REDUCE_SCATTER && i < set->n_ranks; i++)
+        if (set->ranks[i] == request->member->rank)
+            request->submitted.out_count = i < s->n_counts ? s->counts[i] : 0;
+}
+
 int follower_submit(struct follower *f, const struct member *member, uint32_t set, const char *name,
                     const struct signature *s, struct request *request, const char **out_text)
 {
@@ -166,6 +180,7 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
     Pb__RemoteSubmit submit = PB__REMOTE_SUBMIT__INIT, *pointer = &submit;
     const struct name *known = set_name(f, name, &submit);
     request->name = known ? known->text : "";
+    note_submitted(request, found, s);
     request->remote_id = ++f->last_remote_id;
     HASH_ADD(hh_remote, f->pending, remote_id, sizeof request->remote_id, request);
     submit.rank = member->rank;
@@ -248,6 +263,27 @@ static bool is_counted(int kind)
     return kind == GRADD_ALLGATHER || kind == GRADD_ALLTOALL;
 }
 
+/* The op is what this rank has submitted: nothing outside of its memory is touched. */
+static bool fits(const struct request *request, const struct follower_op *op, uint32_t i)
+{
+    const struct signature *s = &op->op.signature;
+    const struct plan_part *part = &op->op.parts[i];
+    if (request->submitted.kind != (uint32_t)s->kind)
+        return false;
+    if (s->kind > GRADD_ALLTOALL)
+        return true; /* without data */
+    if (request->submitted.dtype != (uint32_t)s->dtype || request->submitted.count != part->count)
+        return false;
+    switch (s->kind) {
+    case GRADD_BROADCAST:
+        return request->submitted.root == s->root;
+    case GRADD_REDUCE_SCATTER:
+        return request->submitted.out_count == s->counts[i];
+    default:
+        return true; /* what arrives is compared with out_capacity before the op starts */
+    }
+}
+
 static bool fill_parts(struct follower *f, struct follower_op *op, const Pb__Execute *message)
 {
     struct plan_op *plan_op = &op->op;
@@ -258,7 +294,7 @@ static bool fill_parts(struct follower *f, struct follower_op *op, const Pb__Exe
         struct plan_part *part = &plan_op->parts[i];
         uint32_t rank = plan_op->ranks[i];
         part->count = is_counted(message->kind) ? from->count : message->count;
-        part->out_capacity = UINT64_MAX; /* the coordinator has checked */
+        part->out_capacity = UINT64_MAX; /* of other nodes' ranks: they check it */
         part->arrived_ns = plan_op->first_ns;
         if (is_alltoall) {
             if (from->n_counts != plan_op->n_ranks)
@@ -274,10 +310,44 @@ static bool fill_parts(struct follower *f, struct follower_op *op, const Pb__Exe
             if (!request)
                 return false;
             part->request = request;
+            part->out_capacity = request->submitted.out_count;
+            if (!fits(request, op, i))
+                return false;
             plan_op->name = request->name;
         }
     }
     return true;
+}
+
+static bool are_ranks(const struct follower *f, const uint32_t *ranks, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ranks[i] >= f->epoch->size || (i > 0 && ranks[i] <= ranks[i - 1]))
+            return false;
+    return n > 0;
+}
+
+/* A reduce-scatter gives away all that there is. */
+static bool are_counts(const Pb__Execute *message)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < message->n_counts; i++)
+        if (__builtin_add_overflow(sum, message->counts[i], &sum))
+            return false;
+    return sum == message->count;
+}
+
+static bool is_sane(const struct follower *f, const Pb__Execute *message, const uint32_t *ranks,
+                    uint32_t n)
+{
+    if (message->kind > GRADD_JOIN || !are_ranks(f, ranks, n) || message->n_parts != n)
+        return false;
+    if (message->kind > GRADD_ALLTOALL)
+        return true; /* without data */
+    const size_t bytes = dtype_bytes(message->dtype);
+    if (bytes == 0 || message->redop > GRADD_AVG || message->count > INT64_MAX / bytes)
+        return false;
+    return message->kind != GRADD_REDUCE_SCATTER || (message->n_counts == n && are_counts(message));
 }
 
 /* NULL: a message that makes no sense, or no memory. */
@@ -288,8 +358,7 @@ static struct follower_op *op_new(struct follower *f, const Pb__Execute *message
     if (message->set == 0)
         n = follower_set_ranks(f, 0, &ranks);
     size_t n_counts = message->kind == GRADD_ALLTOALL ? (size_t)n * n : message->n_counts;
-    if (message->n_parts != n || message->kind > GRADD_JOIN ||
-        (message->kind == GRADD_REDUCE_SCATTER && message->n_counts != n))
+    if (!is_sane(f, message, ranks, n))
         return NULL;
     struct follower_op *op = calloc(1, sizeof *op);
     if (!op)
@@ -356,6 +425,17 @@ static void protest(struct follower *f, const char *text)
     conn_close(f->conn, text);
 }
 
+/* The op is not what its requests were; NULL-safe. */
+static void drop_op(struct follower_op *op)
+{
+    for (uint32_t i = 0; op && i < op->op.n_ranks; i++)
+        if (op->op.parts[i].request)
+            member_complete(op->op.parts[i].request, GRADD_ERR_PROTOCOL,
+                            "the coordinator's worker runs another op than was submitted", NULL);
+    if (op)
+        op_free(op);
+}
+
 static void on_execute(struct follower *f, const Pb__ExecuteBatch *batch)
 {
     if (batch->seq != ++f->seq) {
@@ -365,8 +445,7 @@ static void on_execute(struct follower *f, const Pb__ExecuteBatch *batch)
     for (size_t i = 0; i < batch->n_ops; i++) {
         struct follower_op *op = op_new(f, batch->ops[i]);
         if (!op || !fill_parts(f, op, batch->ops[i]) || !apply_sets(f, &op->op)) {
-            if (op)
-                op_free(op);
+            drop_op(op);
             protest(f, "sent a batch that does not fit this node's requests");
             return;
         }

@@ -45,6 +45,11 @@ struct request {
     uint64_t bytes;
     uint64_t remote_id; /* on a node that does not coordinate: what the coordinator calls it */
     const char *name;   /* the same: the follower's */
+    struct {            /* the same: what it was submitted as, whatever the coordinator says */
+        uint32_t kind, dtype;
+        int32_t root;
+        uint64_t count, out_count;
+    } submitted;
     UT_hash_handle hh_remote;
     uint64_t *counts;
     size_t counts_capacity;

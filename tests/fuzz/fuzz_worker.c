@@ -4,7 +4,9 @@
  * region, so that submissions reach the plan and the backend.
  *
  * A record's `who`: bit 0 the member, bit 1 raw bytes instead of a frame, bit 2 let the loop turn
- * first.
+ * first, bit 3 the frame carries a descriptor, of a sealed page as queues in flag order have it.
+ *
+ * The worker takes device memory where a driver is found: see tests/fakes.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -98,6 +100,8 @@ static void open_scene(struct scene *scene)
     configure.fusion_bytes = 4096;
     configure.max_in_flight = 16;
     configure.log_level = (char *)"error";
+    configure.device_path = true;
+    configure.traffic_class = -1;
     say(scene->daemon, PB__ENVELOPE__BODY_CONFIGURE, &configure, -1);
     Pb__EpochBegin begin = PB__EPOCH_BEGIN__INIT;
     begin.epoch = 1;
@@ -128,6 +132,15 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
+static void send_page(int socket, const struct record *record)
+{
+    int page = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (page < 0 || ftruncate(page, 4096) < 0 || fcntl(page, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        abort();
+    send_frame_fd(socket, record->bytes, record->n, page);
+    close(page);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct scene scene;
@@ -139,6 +152,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             turn(&scene);
         if (record.who & 2)
             (void)send(socket, record.bytes, record.n, MSG_DONTWAIT | MSG_NOSIGNAL);
+        else if (record.who & 8)
+            send_page(socket, &record);
         else
             send_frame(socket, record.bytes, record.n);
     }

@@ -40,6 +40,25 @@ static inline void send_frame(int fd, const uint8_t *bytes, size_t n)
     (void)sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+/* The same with a descriptor. */
+static inline void send_frame_fd(int socket, const uint8_t *bytes, size_t n, int fd)
+{
+    uint8_t header[8] = {(uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), 0, 1};
+    struct iovec parts[2] = {{header, sizeof header}, {(void *)(uintptr_t)bytes, n}};
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof fd)];
+    } control = {.head = {.cmsg_len = CMSG_LEN(sizeof fd),
+                          .cmsg_level = SOL_SOCKET,
+                          .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    struct msghdr message = {.msg_iov = parts,
+                             .msg_iovlen = 2,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    (void)sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 /* Throw away what the other side said. */
 static inline void drain_socket(int fd)
 {
