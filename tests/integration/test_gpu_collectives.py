@@ -118,3 +118,83 @@ def test_averages_of_halves_do_not_overflow(world: World, devices: list[int], ki
     assert [a["status"] for a in settle(trainers, "wait", handle="h")] == [0] * n
     for answer in settle(trainers, "peek", key="a", n=4):
         assert all(abs(value - 40000) <= 64 for value in answer), answer
+
+
+def on_nodes(world: World, gpus: Gpus, nodes: list[int], devices: list[int],
+             **settings: Any) -> list[Trainer]:
+    """Two daemons of one machine as two nodes; NCCL takes them for two machines."""
+    daemons = [world.daemon(environment={**gpus.environment, "NCCL_HOSTID": name}, node_name=name,
+                            backend="nccl", peer_port=0, peer_heartbeat_s=0.2, **settings)
+               for name in ("left", "right")]
+    for daemon in daemons:
+        daemon.n_more_fds = 2
+    port = daemons[0].gradctl_json("peers")["listening"].rpartition(":")[2]
+    trainers = [gpus.trainer(daemons[node], device, script=SCRIPT)
+                for node, device in zip(nodes, devices)]
+    for rank, trainer in enumerate(trainers):
+        trainer.send("init", **trainer.init_arguments(rank, len(trainers), "job",
+                                                      coordinator=f"127.0.0.1:{port}"))
+    for trainer in trainers:
+        answer = trainer.reply()
+        assert answer["status"] == 0, answer
+    for trainer in trainers:
+        assert trainer.call("device_path")["is_on"]
+        trainer.call("new_stream", key="s")
+    return trainers
+
+
+@pytest.mark.parametrize("nodes, devices", [
+    ([0, 1], [0, 0]), ([0, 1, 0], [0, 1, 0]), ([0, 1, 1, 0], [0, 0, 1, 0])])
+def test_random_collectives_over_nodes(world: World, nodes: list[int], devices: list[int]) -> None:
+    gpus = Gpus(world, DEVICES=2, DELAY_US=50, SEED=3)
+    trainers = on_nodes(world, gpus, nodes, devices)
+    places = list(zip(nodes, devices))
+    run(trainers, 2000 + len(nodes), 60, places)
+    if len(nodes) > 2:
+        answers = settle(trainers, "add_set", ranks=[0, 2], name="set")
+        run([trainers[0], trainers[2]], 9, 18, [places[0], places[2]], set=set_of(answers),
+            ranks=[0, 2])
+
+
+@pytest.mark.parametrize("devices", [[0, 0, 0], [0, 1, 1], [0, 1, 0]])
+def test_ranks_out_of_data_count_as_zeros(world: World, devices: list[int]) -> None:
+    """Rank 2 has never brought device memory."""
+    gpus = Gpus(world, DEVICES=2)
+    trainers = join(world, gpus, devices)
+    trainers[2].send("join_data")
+    for op, want in (("sum", [3, 17]), ("avg", [1, 17 / 3]), ("min", [0, 0]), ("max", [3, 10])):
+        for rank in (0, 1):
+            key = f"{op}"
+            trainers[rank].call("tensor", key=key, count=100)
+            trainers[rank].call("write", key=key, rank=rank, stream="s")
+        pair = trainers[:2]
+        settle(pair, "submit_device", handle="h", stream="s", ops=[
+            {"kind": api.ALLREDUCE, "name": op, "redop": getattr(api, op.upper()), "in": op,
+             "out": op, "count": 100}])
+        assert [a["status"] for a in settle(pair, "wait", handle="h")] == [0, 0]
+        for values in settle(pair, "peek", key=op, n=2):
+            assert values == pytest.approx(want), op
+    for trainer in trainers[:2]:
+        trainer.send("join_data")
+    for trainer in trainers:
+        assert trainer.reply()["status"] == 0
+
+
+@pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1]])
+def test_elements_that_are_not_finite_are_counted_on_the_gpu(
+        world: World, devices: list[int]) -> None:
+    gpus = Gpus(world, DEVICES=2)
+    trainers = join(world, gpus, devices)
+    n = len(devices)
+    for n_bad in (0, 3, 1):
+        settle(trainers, "tensor", key="a", count=4000)
+        settle(trainers, "fill_device", key="a", value=1.0)
+        for place in range(n_bad):
+            trainers[1].call("tensor_part_fill", key="a", at=place * 777, value=float("inf"))
+        settle(trainers, "submit_device", handle="h", stream="s", ops=[
+            {"kind": api.ALLREDUCE, "name": "x", "redop": api.SUM, "in": "a", "out": "a",
+             "count": 4000, "check_finite": 1}])
+        for answer in settle(trainers, "wait_nonfinite", handle="h"):
+            assert answer["status"] == 0, answer
+            assert answer["count"] == n_bad, answer
+            assert n_bad == 0 or answer["rank"] == 1, answer

@@ -152,6 +152,20 @@ def fill_device(key: str, value: float) -> None:
 
 
 @command
+def tensor_part_fill(key: str, at: int, value: float) -> None:
+    address, count, dtype = gpu_trainer.tensors[key]
+    cuda.view(address, dtype, count)[at] = value
+
+
+@command
+def join_data(context: str = "g") -> dict[str, Any]:
+    """This rank is out of data; until all are."""
+    op = api.make_op(kind=api.JOIN, name="join")
+    handle = lib.gradd_submit(contexts[context], ctypes.byref(op), 1)
+    return trainer.outcome(lib.gradd_wait(contexts[context], handle, -1.0))
+
+
+@command
 def device_collectives(seed: int, n_ops: int, n_gpus: int, at_once: int = 6,
                        kinds: list[int] = list(KINDS), dtypes: list[int] = list(DTYPES),
                        scaled: bool = True, stream: str = "default", set: int = 0,

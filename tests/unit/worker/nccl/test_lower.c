@@ -466,7 +466,7 @@ static void run_calls(struct world *w)
         return;
     }
     for (size_t n = 0; (first = nth_call(w, 0, n)); n++) {
-        struct call calls[RANKS_MAX];
+        struct call calls[RANKS_MAX] = {0};
         ck_assert_uint_ge(w->n_gpus, 2);
         for (uint32_t gpu = 0; gpu < w->n_gpus; gpu++) {
             const struct lower_step *step = nth_call(w, gpu, n);
