@@ -30,7 +30,9 @@
  * failed op an out-of-place `in` is intact; the contents of `out` are undefined.
  *
  * Threads. Any thread may call any function on any context; calls on one context serialise where
- * they must. The library starts no thread, installs no signal handler, never prints, never exits.
+ * they must. The library installs no signal handler, never prints, never exits. It starts no thread,
+ * but for one that sleeps, when CUDA streams are to wait for a word in memory (see below): it ends
+ * these waits should the worker die.
  * Progress of copied (unregistered) buffers happens inside calls on the context.
  *
  * fork(). In a child process the context is inert: every call returns GRADD_ERR_FORKED, and the
@@ -170,7 +172,16 @@ GRADD_API int gradd_free(struct gradd *g, void *memory);
  *
  * Whatever the way, the order is the stream's: the op reads its input after all that was put into
  * `stream` before the submission, and gradd_wait_stream() makes a stream wait for the result. The
- * host waits for no device. Memory must stay allocated until the op has ended; before freeing
+ * host waits for no device, except in gradd_wait() and gradd_test(), which tell of results that have
+ * arrived. The ops of one submission have one stream, and their tensors are all on its GPU. A stream
+ * that captures a graph is refused. The stream must live until the op has ended.
+ *
+ * Of one stream, 512 submissions may be under way whose results nobody has waited for yet; another
+ * one waits for the oldest to be launched and waited for, or to end. A thread of the program that
+ * submits device memory should have the GPU's context current, as it has after any call of CUDA's
+ * runtime.
+ *
+ * Memory must stay allocated until the op has ended; before freeing
  * memory that was used by an op outside gradd_alloc_device(), call gradd_forget(), or never reuse
  * the job's registrations: the library notices a new allocation at an old address by itself.
  */
@@ -229,7 +240,7 @@ struct gradd_op {
                                  that give one must agree on it (all-gather and all-to-all: on all
                                  dimensions but the first). NULL: only counts are compared */
     uint64_t n_dims;        /**< of dims, at most 32 */
-    void *stream;           /**< device memory: the CUstream that has produced `in`; NULL: the
+    void *stream;           /**< device memory: the CUstream that produces `in`; NULL: the
                                  context's default stream. Must not be capturing a graph */
 };
 
@@ -256,8 +267,11 @@ GRADD_API int gradd_wait(struct gradd *g, gradd_handle handle, double timeout_s)
 
 /**
  * Make `stream` (a CUstream of the device of the submission's tensors) wait for its results. Blocks
- * at most until the worker has put the work into its own stream, never for the device. For host
- * memory it is gradd_wait(), except that the handle stays. May be called several times, and for
+ * at most until the worker has put the work into its own stream, never for the device; where
+ * tensors are staged through host memory it does not block. Exceptions, which wait for the sizes:
+ * all-gather and all-to-all into memory that is bounced or staged; and staging with a driver that
+ * has no 64-bit stream memory operations, which waits for the op. For host memory it is
+ * gradd_wait(), except that the handle stays. May be called several times, and for
  * several streams, before gradd_wait() or gradd_release().
  * @return GRADD_OK: what is put into `stream` from here on sees the results; GRADD_PENDING: not yet
  * launched after timeout_s (< 0: no limit); or the op's error. An error that shows later is told by
