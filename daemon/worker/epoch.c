@@ -717,6 +717,17 @@ static void on_lost_timer(void *data)
     }
 }
 
+void epoch_on_daemon_gone(struct epoch *epoch)
+{
+    if (!epoch->mesh || epoch->net)
+        return; /* one node, or the links stand */
+    char text[400];
+    snprintf(text, sizeof text,
+             "%s epoch %llu: the daemon of node %s was gone before the links to other nodes stood",
+             epoch->label, (unsigned long long)epoch->number, epoch->setup->node);
+    epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, -1, 0);
+}
+
 void epoch_on_member_closed(struct epoch *epoch, struct member *member, const char *reason)
 {
     char text[400] = "";

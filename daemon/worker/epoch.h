@@ -137,6 +137,9 @@ void epoch_turn(struct epoch *epoch);
  */
 void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int pid);
 
+/* What still needs the daemon can not come about any more. */
+void epoch_on_daemon_gone(struct epoch *epoch);
+
 void epoch_on_member_closed(struct epoch *epoch, struct member *member, const char *reason);
 
 /* Take what members have sent, then end all connections. Then epoch_is_idle() becomes true by

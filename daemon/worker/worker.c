@@ -368,6 +368,8 @@ static void on_closed(void *owner, struct conn *conn, const char *reason)
     worker->daemon = NULL;
     if (worker->epoch && worker->epoch->n_added < worker->epoch->n_local)
         retire_epoch(worker); /* it will never be complete */
+    else if (worker->epoch)
+        epoch_on_daemon_gone(worker->epoch);
     settle(worker);
 }
 

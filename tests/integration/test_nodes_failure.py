@@ -272,6 +272,16 @@ def test_links_that_cannot_be_made_fail_the_join(make_cluster: MakeCluster) -> N
     cluster.expect_nothing_left()
 
 
+def test_ranks_may_leave_before_the_links_stand(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3, peer_dead_s=30.0 * SLOW)
+    cluster.nodes[1].block(cluster.nodes[2])
+    members = cluster.job((1, 1, 1))
+    settle(trainers_of(members), "shutdown")
+    # By itself: the cluster's end finds none that had to be killed.
+    for daemon in cluster.daemons:
+        eventually(lambda: not daemon.worker_pids(), "the worker ends with its job")
+
+
 # ------------------------------------------------------------------ slow, but alive
 
 
