@@ -38,7 +38,11 @@ static void recycle(struct cuda *cuda, struct cuda_op *cu)
 
 static bool is_under_way(const struct cuda *cuda, const struct cuda_op *cu)
 {
-    return cu->event && cuda->table->event_query(cu->event->event) == CUDA_ERROR_NOT_READY;
+    if (!cu->event || cuda_enter(cuda, cu->gpu) < 0)
+        return false;
+    CUresult rc = cuda->table->event_query(cu->event->event);
+    cuda_leave(cuda);
+    return rc == CUDA_ERROR_NOT_READY;
 }
 
 void cuda_op_release(struct gradd *g, struct op *op)
@@ -233,7 +237,12 @@ int cuda_op_prepare(struct gradd *g, const struct cuda_table *table, const struc
     struct cuda *cuda;
     struct cuda_gpu *gpu;
     look(g, table, &in);
-    look(g, table, &out);
+    if (out.address != in.address || !in.bytes) {
+        look(g, table, &out);
+    } else if (out.bytes) {
+        out.is_device = in.is_device;
+        out.memory = in.memory;
+    }
     if (!in.is_device && !out.is_device)
         return CUDA_HOST;
     int rc = check_sides(request->name, &in, &out);

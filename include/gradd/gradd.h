@@ -30,10 +30,10 @@
  * failed op an out-of-place `in` is intact; the contents of `out` are undefined.
  *
  * Threads. Any thread may call any function on any context; calls on one context serialise where
- * they must. The library installs no signal handler, never prints, never exits. It starts no thread,
- * but for one that sleeps, when CUDA streams are to wait for a word in memory (see below): it ends
- * these waits should the worker die.
- * Progress of copied (unregistered) buffers happens inside calls on the context.
+ * they must. The library installs no signal handler, never prints, never exits. It starts no
+ * thread, but for one that sleeps, when CUDA streams are to wait for a word in memory (see below):
+ * it ends these waits should the worker die. Progress of copied (unregistered) buffers happens
+ * inside calls on the context.
  *
  * fork(). In a child process the context is inert: every call returns GRADD_ERR_FORKED, and the
  * child holds none of the parent's connections. gradd_shutdown() there only frees memory.
@@ -172,9 +172,9 @@ GRADD_API int gradd_free(struct gradd *g, void *memory);
  *
  * Whatever the way, the order is the stream's: the op reads its input after all that was put into
  * `stream` before the submission, and gradd_wait_stream() makes a stream wait for the result. The
- * host waits for no device, except in gradd_wait() and gradd_test(), which tell of results that have
- * arrived. The ops of one submission have one stream, and their tensors are all on its GPU. A stream
- * that captures a graph is refused. The stream must live until the op has ended.
+ * host waits for no device, except in gradd_wait() and gradd_test(), which tell of results that
+ * have arrived. The ops of one submission have one stream, and their tensors are all on its GPU. A
+ * stream that captures a graph is refused. The stream must live until the op has ended.
  *
  * Of one stream, 512 submissions may be under way whose results nobody has waited for yet; another
  * one waits for the oldest to be launched and waited for, or to end. A thread of the program that

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,6 +253,23 @@ def test_shutdown_with_an_op_in_flight_leaves_nothing(world: World) -> None:
     assert counts["cuMemHostRegister_v2"] == counts["cuMemHostUnregister"] > 0, counts
     assert counts["cuEventCreate"] == counts["cuEventDestroy_v2"] > 0, counts
     assert not trainers[0].call("facts")["memfds"]
+
+
+def test_a_forked_child_leaves_the_driver_alone(world: World, tmp_path: Path) -> None:
+    trainers = staged(world)
+    settle(trainers, "tensor", key="a", count=N)
+    write_all(trainers)
+    submit(trainers, all_reduce("a"))
+    expect_ok(settle(trainers, "wait_stream", handle="h"))
+    hold = tmp_path / "hold"
+    os.mkfifo(hold)
+    trainers[0].send("fork_and_use", hold=str(hold))
+    with open(hold, "wb"):
+        forked = trainers[0].reply()
+    assert forked["results"]["allreduce"]["name"] == "GRADD_ERR_FORKED", forked
+    assert trainers[0].call("reap", child=forked["child"]) == 0
+    expect_ok(settle(trainers, "wait", handle="h"))
+    assert all(settle(trainers, "check_tensor", key="a", what="sum", n_ranks=2))
 
 
 # ------------------------------------------------------------------ a world of one

@@ -332,6 +332,28 @@ START_TEST(what_can_not_be_shared_is_copied_by_the_stream)
 }
 END_TEST
 
+START_TEST(the_registration_that_was_used_longest_ago_makes_room)
+{
+    join();
+    CUdeviceptr first = allocate(BYTES);
+    uint32_t oldest = first_op(first);
+    for (unsigned i = 1; i <= CUDA_REGIONS_MAX; i++) {
+        CUdeviceptr at = allocate(4096);
+        start(at, at);
+        if (i == CUDA_REGIONS_MAX)
+            ck_assert_uint_eq(
+                fake_expect(&node.worker, PB__ENVELOPE__BODY_UNREGISTER, NULL)->unregister->region,
+                oldest);
+        uint32_t region = take_register(PB__REGION_KIND__CUDA_IPC, 4096);
+        struct seen op = take_submit();
+        ck_assert_uint_eq(op.in, region);
+        finish(&op);
+        expect_end(end());
+    }
+    leave();
+}
+END_TEST
+
 START_TEST(forgetting_waits_for_the_workers_answer)
 {
     join();
@@ -520,6 +542,7 @@ int main(void)
         memory_that_was_freed_and_came_back_is_registered_anew,
         a_tensor_over_several_chunks_brings_a_descriptor_of_each,
         what_can_not_be_shared_is_copied_by_the_stream,
+        the_registration_that_was_used_longest_ago_makes_room,
         forgetting_waits_for_the_workers_answer,
         a_refused_order_gives_way_to_the_other,
         both_orders_refused_is_the_ops_error,
