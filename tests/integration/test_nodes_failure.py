@@ -15,7 +15,7 @@ from typing import Any, Callable
 import pytest
 
 from cluster import (
-    DEAD_S, JOB, Cluster, Member, allreduce_is_right, cont, expect_told, replace_dead, stop,
+    DEAD_S, JOB, PORT, Cluster, Member, allreduce_is_right, cont, expect_told, replace_dead, stop,
     trainers_of, wait_until_sent,
 )
 from faults import (
@@ -327,6 +327,36 @@ def test_a_stopped_trainer_fails_the_op_after_op_timeout(make_cluster: MakeClust
     cont(late.pid)
     assert result["status"] == STATUS["TIMEOUT"], result
     assert "rank 1" in result["error"] and "node1" in result["error"], result
+
+
+# ------------------------------------------------------------------ strangers
+
+STRANGE = {
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "noise": bytes(range(256)) * 64,
+    "something_like_tls": b"\x16\x03\x01\x02\x00" + bytes(512),
+    "half_a_greeting": b"\x16",
+    "nothing": b"",
+}
+
+
+def test_strangers_at_the_port_do_not_disturb_a_job(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(3)
+    members = cluster.job(LAYOUT)
+    connections = []
+    for what, octets in STRANGE.items():
+        for node in cluster.nodes:
+            connection = cluster.nodes[2].connect(node.address, PORT)
+            connection.sendall(octets)
+            connections.append(connection)
+        allreduce_is_right(members, what)
+    for connection in connections:
+        connection.close()
+    allreduce_is_right(members, "after")
+    settle(trainers_of(members), "shutdown")
+    assert cluster.join(members) == 2
+    for daemon in cluster.daemons:
+        assert "epoch failed" not in daemon.log.text(), daemon.log.text()[-2000:]
 
 
 # ------------------------------------------------------------------ what is left
