@@ -12,7 +12,8 @@
 
 enum {
     SILENT_SHOWN_MAX = 256,
-    STANDS_OUT = 2,                /* times the median */
+    STANDS_OUT = 2,                /* times the median: a late rank */
+    LINK_STANDS_OUT = 3,           /* times slower than the fastest */
     LATE_MIN_US = 1000,            /* less is no news */
     RATED_BYTES = 8 * 1024 * 1024, /* fewer fit into a socket's buffer, at the speed of memory */
 };
@@ -137,26 +138,45 @@ static void write_latest(struct writer *w, const Pb__JobStats *stats)
     writer_field(w, "latest_rank", "latest rank", value_text(text));
 }
 
-/* The link that slows the ring down: whose rate stands out among those that have carried much. */
+static bool is_rated(const Pb__LinkStats *link)
+{
+    return link->sent_bytes >= RATED_BYTES && link->send_rate > 0;
+}
+
+static bool is_slow(const Pb__LinkStats *link, double fastest)
+{
+    return is_rated(link) && LINK_STANDS_OUT * link->send_rate < fastest;
+}
+
+/* A node that cannot send does not receive either: the link to it is slow through no fault of its
+ * own. */
+static bool is_held_up(const Pb__JobStats *stats, const Pb__LinkStats *link, double fastest)
+{
+    for (size_t i = 0; i < stats->n_links; i++)
+        if (stats->links[i]->from_node == link->to_node && is_slow(stats->links[i], fastest))
+            return true;
+    return false;
+}
+
+/* The link that slows the ring down, among those that have carried much. */
 static void write_slowest(struct writer *w, const Pb__JobReply *reply, const Pb__JobStats *stats)
 {
     const Pb__LinkStats *slowest = NULL;
-    double *rates = calloc(stats->n_links + 1, sizeof *rates);
     char text[700] = "";
-    size_t n = 0;
-    for (size_t i = 0; rates && i < stats->n_links; i++) {
+    double fastest = 0;
+    for (size_t i = 0; i < stats->n_links; i++)
+        if (is_rated(stats->links[i]) && stats->links[i]->send_rate > fastest)
+            fastest = stats->links[i]->send_rate;
+    for (size_t i = 0; i < stats->n_links; i++) {
         const Pb__LinkStats *link = stats->links[i];
-        if (link->sent_bytes < RATED_BYTES || !(link->send_rate > 0))
-            continue;
-        rates[n++] = link->send_rate;
-        if (!slowest || link->send_rate < slowest->send_rate)
+        if (is_slow(link, fastest) && !is_held_up(stats, link, fastest) &&
+            (!slowest || link->send_rate < slowest->send_rate))
             slowest = link;
     }
-    if (n > 1 && STANDS_OUT * slowest->send_rate < median(rates, n))
-        snprintf(text, sizeof text, "%.255s -> %.255s: %.3g MB/s, median %.3g MB/s",
+    if (slowest)
+        snprintf(text, sizeof text, "%.255s -> %.255s: %.3g MB/s, the fastest %.3g MB/s",
                  node_name(reply, slowest->from_node), node_name(reply, slowest->to_node),
-                 slowest->send_rate / 1e6, median(rates, n) / 1e6);
-    free(rates);
+                 slowest->send_rate / 1e6, fastest / 1e6);
     writer_field(w, "slowest_link", "slowest link", value_text(text));
 }
 
