@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "control/resolve.h"
 #include "gradd/types.h"
 
 /* ------------------------------------------------------------------ life */
@@ -145,6 +146,20 @@ int layout_unpack(const Pb__Layout *packed, struct layout **out_layout, const ch
     }
     *out_layout = layout;
     return 0;
+}
+
+static bool is_loopback(const char *address)
+{
+    struct peer_address numeric;
+    return resolve_number(address, 1, &numeric) && resolve_is_loopback(&numeric);
+}
+
+void layout_place_coordinator(struct layout *layout, const char *address)
+{
+    bool is_here = is_loopback(address);
+    for (uint32_t i = 0; i < layout->n_nodes; i++)
+        if (i == 0 || (!is_here && is_loopback(layout->nodes[i].address)))
+            snprintf(layout->nodes[i].address, sizeof layout->nodes[i].address, "%s", address);
 }
 
 /* ------------------------------------------------------------------ to a message */

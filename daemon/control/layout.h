@@ -67,6 +67,13 @@ void layout_number_locally(struct layout *layout, const bool *is_known);
 /* A layout that came from a coordinator. 0, -EPROTO with *out_error (a static phrase), -ENOMEM. */
 int layout_unpack(const Pb__Layout *packed, struct layout **out_layout, const char **out_error);
 
+/*
+ * The receiver of a layout reaches the coordinator at this address. Nodes that the coordinator
+ * knows by a loopback address are on its machine: for whoever is not, they are at the same address
+ * as it.
+ */
+void layout_place_coordinator(struct layout *layout, const char *address);
+
 /* As a message; its parts belong to the storage that layout_packed_free() frees. NULL: no memory.
  */
 Pb__Layout *layout_pack(struct layout *layout, uint32_t node_rank);

@@ -177,8 +177,9 @@ void rendezvous_on_layout(struct jobs *jobs, struct peer_link *link, const Pb__E
     }
     struct layout_node *coordinator = &layout->nodes[0];
     coordinator->link = link;
-    /* As this node reaches it. */
-    peer_link_host(link, coordinator->address, sizeof coordinator->address);
+    char address[sizeof coordinator->address];
+    peer_link_host(link, address, sizeof address);
+    layout_place_coordinator(layout, address);
     coordinator->port = resolve_port(&link->address);
     layout_free(job->pending);
     job->pending = layout;

@@ -226,6 +226,29 @@ START_TEST(an_address_of_any_length_is_measured)
 }
 END_TEST
 
+START_TEST(nobody_elsewhere_is_told_a_loopback_address)
+{
+    const struct {
+        const char *dialled, *second, *expected;
+    } cases[] = {
+        {"10.0.0.1", "127.0.0.1", "10.0.0.1"}, {"10.0.0.1", "::1", "10.0.0.1"},
+        {"10.0.0.1", "10.0.0.2", "10.0.0.2"},  {"127.0.0.1", "127.0.0.1", "127.0.0.1"},
+        {"127.0.0.2", "10.0.0.2", "10.0.0.2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct layout *layout = make(0);
+        strcpy(layout->nodes[0].address, "127.0.0.1");
+        strcpy(layout->nodes[1].address, cases[i].second);
+        strcpy(layout->nodes[2].address, "10.0.0.3");
+        layout_place_coordinator(layout, cases[i].dialled);
+        ck_assert_str_eq(layout->nodes[0].address, cases[i].dialled);
+        ck_assert_str_eq(layout->nodes[1].address, cases[i].expected);
+        ck_assert_str_eq(layout->nodes[2].address, "10.0.0.3");
+        layout_free(layout);
+    }
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -234,6 +257,7 @@ int main(void)
         a_layout_travels_whole,
         a_layout_that_contradicts_itself_is_refused,
         an_address_of_any_length_is_measured,
+        nobody_elsewhere_is_told_a_loopback_address,
     };
     return run_suite("layout", tests, sizeof tests / sizeof *tests);
 }
