@@ -9,6 +9,7 @@
 #include <gradd/types.h>
 
 #include "base/log.h"
+#include "worker/buffer/nvml.h"
 #include "worker/reduce/cuda_kernels.h"
 
 /* Who waits for a device that is being opened. */
@@ -165,11 +166,21 @@ static const char *advice(int compute_mode)
                : "";
 }
 
+/* The trainers' memory counts as well; what they take meanwhile makes this inexact. */
+static void measure(struct cuda_device *device, uint64_t before_bytes)
+{
+    uint64_t after_bytes;
+    if (nvml_used_bytes(device->uuid_text, &after_bytes) && after_bytes > before_bytes)
+        device->context_bytes = after_bytes - before_bytes;
+}
+
 static void run_open(struct chore *chore)
 {
     struct cuda_device *device = (struct cuda_device *)chore;
     const struct cuda_table *cuda = device->cuda;
     CUcontext ignored;
+    uint64_t used_bytes;
+    const bool is_known = nvml_used_bytes(device->uuid_text, &used_bytes);
     const int mode = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
     if (mode == CU_COMPUTEMODE_PROHIBITED) {
         fail(device, GRADD_ERR_UNAVAILABLE, "%s (%s): its compute mode is prohibited",
@@ -193,6 +204,8 @@ static void run_open(struct chore *chore)
     cuda->ctx_pop(&ignored);
     if (device->open_status != GRADD_OK)
         close_device(device);
+    else if (is_known)
+        measure(device, used_bytes);
 }
 
 /* ------------------------------------------------------------------ opening, loop */

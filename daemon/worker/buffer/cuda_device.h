@@ -33,7 +33,7 @@ struct cuda_device {
     CUcontext context;
     CUstream stream;        /* non-blocking, for ops */
     CUmodule kernels;       /* of reduce/cuda_kernels.h; NULL: none for this GPU */
-    uint64_t context_bytes; /* free memory before and after */
+    uint64_t context_bytes; /* taken while it was opened; 0: not known */
     bool has_ipc_events, has_flags;
     /* Statistics, on the loop. */
     uint32_t n_imports, n_event_queues, n_flag_queues;

@@ -129,6 +129,7 @@ START_TEST(an_allocation_is_the_trainers)
     ck_assert_uint_eq(ask(peer, 100), 42);
     ck_assert_uint_eq(region_device(region)->n_imports, 1);
     ck_assert_uint_eq(region_device(region)->import_bytes, BYTES);
+    ck_assert_uint_eq(region_device(region)->context_bytes, 48 * MIB); /* the fake NVML says so */
     ck_assert_uint_eq(bench.quota.used_bytes, 0);
     region_unpin(region);
     bench_teardown();
