@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 
-enum { ABORT_S = 10 };
+static const uint64_t abort_timeout_ns = 10000000000;
 
 struct backend {
     struct submitter_client client; /* first */
@@ -58,8 +58,16 @@ static void on_enqueued(struct submission *submission)
 /* Nothing may be left of an epoch that failed, or the GPUs are not to be had any more. */
 static void check_abort(struct backend *nccl)
 {
-    if (watch_is_armed(nccl->abort_timer) && nccl->n_running == 0 && !nccl->is_aborting)
-        watch_disarm(nccl->abort_timer);
+    if (!watch_is_armed(nccl->abort_timer) || nccl->n_running > 0 || nccl->is_aborting)
+        return;
+    watch_disarm(nccl->abort_timer);
+    if (nccl->setup.on_drained && !nccl->is_freed)
+        nccl->setup.on_drained(nccl->setup.data);
+}
+
+bool nccl_is_draining(const struct backend *nccl)
+{
+    return watch_is_armed(nccl->abort_timer);
 }
 
 static void on_done(struct submission *submission)
@@ -76,10 +84,8 @@ static void on_done(struct submission *submission)
 static void on_failed(struct submitter_client *client, int status, const char *text, bool broken)
 {
     struct backend *nccl = (struct backend *)client;
-    char sentence[640];
-    snprintf(sentence, sizeof sentence, "job %s: %s", nccl->setup.job, text);
     if (!nccl->is_freed)
-        nccl->setup.on_failed(nccl->setup.data, status, sentence, broken);
+        nccl->setup.on_failed(nccl->setup.data, status, text, broken);
 }
 
 static void on_aborted(struct submitter_client *client)
@@ -98,12 +104,12 @@ static void on_abort_timer(void *data)
 {
     const struct backend *nccl = data;
     log_error("nccl",
-              "job %s: %s within %d s after the epoch failed: this worker ends, so that the GPUs "
+              "job %s: %s within %.3g s after the epoch failed: this worker ends, so that the GPUs "
               "are free for the next epoch",
               nccl->setup.job,
               nccl->is_aborting ? "NCCL did not abort its communicators"
                                 : "what was launched on the GPUs did not end",
-              ABORT_S);
+              (double)nccl->setup.abort_timeout_ns / 1e9);
     _exit(EXIT_FAILURE);
 }
 
@@ -112,7 +118,7 @@ void nccl_abort(struct backend *nccl, int status, const char *text)
     if (atomic_load(&nccl->client.is_aborted))
         return;
     nccl->is_aborting = true;
-    watch_arm(nccl->abort_timer, ABORT_S * UINT64_C(1000000000));
+    watch_arm(nccl->abort_timer, nccl->setup.abort_timeout_ns);
     submitter_abort(&nccl->client, status, text);
 }
 
@@ -124,6 +130,8 @@ struct backend *nccl_new(const struct nccl_setup *setup)
     if (!nccl)
         return NULL;
     nccl->setup = *setup;
+    if (!setup->abort_timeout_ns)
+        nccl->setup.abort_timeout_ns = abort_timeout_ns;
     nccl->client = (struct submitter_client){
         .submitter = setup->submitter,
         .op_timeout_ns = setup->op_timeout_ns,

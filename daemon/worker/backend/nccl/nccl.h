@@ -23,9 +23,11 @@ struct nccl_setup {
     int traffic_class; /* -1: NCCL's choice */
     uint64_t op_timeout_ns;
     uint64_t create_timeout_ns;
-    bool is_alone; /* all ranks are on this node: communicators follow from the ops */
+    uint64_t abort_timeout_ns; /* for what was launched to end after nccl_abort(); 0: 10 s */
+    bool is_alone;             /* all ranks are on this node: communicators follow from the ops */
     /* The epoch is over; called once. broken: a GPU's context is lost, and this process with it. */
     void (*on_failed)(void *data, int status, const char *text, bool broken);
+    void (*on_drained)(void *data); /* after nccl_abort(): nccl_is_draining() no longer holds */
     void *data;
 };
 
@@ -51,6 +53,8 @@ bool nccl_unique_id(uint8_t *out_id, const char **out_text);
 /* The epoch has failed: what is not launched ends with this, communicators are aborted. When that
  * does not come to an end, the process does. */
 void nccl_abort(struct backend *backend, int status, const char *text);
+/* It has been aborted, and something of it is still on the GPUs. */
+bool nccl_is_draining(const struct backend *backend);
 
 /* For statistics: the communicators, newest first. */
 const struct comm *nccl_comms(const struct backend *backend);

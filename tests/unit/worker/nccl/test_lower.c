@@ -12,7 +12,6 @@
 
 #include "convert.h"
 #include "reduce.h"
-#include "run_suite.h"
 #include "worker/backend/nccl/lower.h"
 #include "worker/plan/signature.h"
 
@@ -631,11 +630,17 @@ END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        any_op_on_any_layout_gives_what_the_cpu_gives,
-        ranks_that_share_the_only_gpu_need_one_kernel_and_no_nccl,
-        one_rank_per_gpu_needs_nothing_but_nccl,
-        a_factor_on_a_sum_is_nccls_where_ranks_have_their_own_gpus,
-    };
-    return run_suite("lower", tests, sizeof tests / sizeof *tests);
+    Suite *suite = suite_create("lower");
+    TCase *tcase = tcase_create("lower");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, any_op_on_any_layout_gives_what_the_cpu_gives);
+    tcase_add_test(tcase, ranks_that_share_the_only_gpu_need_one_kernel_and_no_nccl);
+    tcase_add_test(tcase, one_rank_per_gpu_needs_nothing_but_nccl);
+    tcase_add_test(tcase, a_factor_on_a_sum_is_nccls_where_ranks_have_their_own_gpus);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
