@@ -372,7 +372,7 @@ static void find_coordinator(struct session *session, const char *text)
 static void on_join(struct session *session, const Pb__Join *join)
 {
     struct member *member = &session->member;
-    struct fault fault;
+    struct fault fault = {0};
     if (membership_check_join(join->job, join->rank, join->size, &fault) < 0) {
         reply_error(session, fault.code, fault.text);
         return;
