@@ -404,3 +404,64 @@ def test_a_shared_stream_goes_on_when_the_worker_is_killed(
 @pytest.mark.parametrize("order", ORDERS)
 def test_shared_kinds_beside_the_all_reduce(world: World, order: str) -> None:
     check_kinds(shared(world, order=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_more_ops_in_flight_than_a_ring_has_slots(world: World, order: str) -> None:
+    """Ranks submit them in opposite orders, so that none can wait for a slot of the other's."""
+    n = 200
+    trainers = shared(world, order=order)
+    settle(trainers, "tensor", key="all", count=n * 10)
+    for i in range(n):
+        settle(trainers, "part", key=f"p{i}", of="all", first=10 * i, count=10)
+    write_all(trainers, key="all")
+    for k in range(n):
+        for rank, trainer in enumerate(trainers):
+            i = k if rank == 0 else n - 1 - k
+            trainer.send("submit_device", handle=f"h{i}",
+                         ops=[all_reduce(f"p{i}", name=f"x{i}", count=10)])
+        expect_ok([trainer.reply() for trainer in trainers])
+    for i in range(n):
+        expect_ok(settle(trainers, "wait_stream", handle=f"h{i}"))
+        expect_ok(settle(trainers, "wait", handle=f"h{i}"))
+    assert all(settle(trainers, "check_tensor", key="all", what="sum", n_ranks=2))
+    assert settle(trainers, "cuda_counts", names=list(NO_HOST_WAIT)) == [NO_HOST_WAIT] * 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_on_two_gpus(world: World, order: str) -> None:
+    gpus = Gpus(world)
+    trainers = gpus.job(gpus.daemon(backend="nccl", order=order), 3, devices=[0, 1, 1])
+    settle(trainers, "tensor", key="a", count=N)
+    write_all(trainers)
+    submit(trainers, all_reduce("a"))
+    expect_ok(settle(trainers, "wait_stream", handle="h"))
+    assert all(settle(trainers, "await_stream"))
+    assert all(settle(trainers, "check_tensor", key="a", what="sum", n_ranks=3))
+    expect_ok(settle(trainers, "wait", handle="h"))
+    for trainer, device in zip(trainers, [0, 1, 1]):
+        assert not trainer.call("cuda_is_active", device=1 - device)
+
+
+def test_the_next_epoch_works_after_a_lost_rank(world: World) -> None:
+    """The killed trainer's memory is imported; the survivor joins again with another one."""
+    gpus = Gpus(world)
+    daemon = gpus.daemon(backend="nccl")
+    trainers = gpus.job(daemon, 2)
+    settle(trainers, "tensor", key="a", count=N)
+    write_all(trainers)
+    submit(trainers, all_reduce("a"))
+    expect_ok(settle(trainers, "wait", handle="h"))
+    write_all(trainers)
+    submit(trainers[:1], all_reduce("a"))
+    trainers[1].kill()
+    answer = trainers[0].call("wait", handle="h")
+    assert answer["name"] == "GRADD_ERR_RANK_LOST", answer
+    trainers[0].call("shutdown")
+    again = [trainers[0], gpus.trainer(daemon)]
+    expect_ok(world.join(again))
+    again[1].call("tensor", key="a", count=N)
+    write_all(again, seed=4)
+    submit(again, all_reduce("a"))
+    expect_ok(settle(again, "wait", handle="h"))
+    assert all(settle(again, "check_tensor", key="a", what="sum", n_ranks=2, seed=4))
