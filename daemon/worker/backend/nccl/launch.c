@@ -12,6 +12,8 @@ enum {
     CHUNK_OPS_MAX = 64,                    /* of one NCCL group */
     CHUNK_SCRATCH_MAX = 256 * 1024 * 1024, /* bytes per GPU, unless one op needs more */
     SCRATCH_STEP = 2 * 1024 * 1024,
+    EVENTS_STEP = 32,
+    SMALL_COPY_BYTES = 64 * 1024, /* the copy engine takes longer to begin than these to be made */
 };
 
 void launch_init(struct launch *launch)
@@ -41,10 +43,14 @@ void launch_deinit(struct launch *launch)
     for (unsigned i = 0; i < launch->n_gpus; i++) {
         struct launch_gpu *gpu = &launch->gpus[i];
         free(gpu->outgrown);
-        if (!gpu->scratch)
+        if (!gpu->device)
             continue;
         gpu->device->cuda->ctx_set(gpu->device->context);
-        gpu->device->cuda->mem_free(gpu->scratch);
+        for (size_t event = 0; event < gpu->n_events; event++)
+            gpu->device->cuda->event_destroy(gpu->events[event]);
+        free(gpu->events);
+        if (gpu->scratch)
+            gpu->device->cuda->mem_free(gpu->scratch);
         atomic_store(&gpu->device->scratch_bytes, 0);
     }
     lower_list_deinit(&launch->list);
@@ -79,6 +85,41 @@ static struct launch_gpu *gpu_of(struct launch *launch, struct cuda_device *devi
             cuda_kernels_load(&gpu->kernels, device->cuda, device->kernels, device->ordinal);
     }
     return gpu;
+}
+
+/* ------------------------------------------------------------------ events */
+
+static bool make_events(struct launch_gpu *gpu)
+{
+    const size_t n = gpu->n_events_made + EVENTS_STEP;
+    CUevent *events = realloc(gpu->events, n * sizeof(*events));
+    if (!events)
+        return false;
+    gpu->events = events;
+    gpu->device->cuda->ctx_set(gpu->device->context);
+    for (size_t i = 0; i < EVENTS_STEP; i++) {
+        if (gpu->device->cuda->event_create(&events[gpu->n_events], CU_EVENT_DISABLE_TIMING) !=
+            CUDA_SUCCESS)
+            break;
+        gpu->n_events++;
+        gpu->n_events_made++;
+    }
+    return gpu->n_events > 0;
+}
+
+bool launch_take_event(struct launch *launch, struct cuda_device *device, CUevent *out)
+{
+    struct launch_gpu *gpu = gpu_of(launch, device);
+    if (!gpu || (gpu->n_events == 0 && !make_events(gpu)))
+        return false;
+    *out = gpu->events[--gpu->n_events];
+    return true;
+}
+
+void launch_give_event(struct launch *launch, const struct cuda_device *device, CUevent event)
+{
+    struct launch_gpu *gpu = &launch->gpus[device->index];
+    gpu->events[gpu->n_events++] = event;
 }
 
 /* ------------------------------------------------------------------ a chunk */
@@ -277,43 +318,111 @@ static CUresult launch_step(struct launch *launch, const struct cuda_device *dev
     }
 }
 
+/* Small copies are launched as one. */
+static bool is_small_copy(const struct launch_gpu *gpu, const struct lower_step *step)
+{
+    return gpu->kernels.cuda && step->kind == LOWER_COPY && step->count <= SMALL_COPY_BYTES;
+}
+
+static CUresult flush_copies(struct launch *launch, const struct cuda_device *device)
+{
+    const size_t n = launch->n_copies;
+    const struct cuda_copy_segment *only = &launch->copies[0];
+    launch->n_copies = 0;
+    if (n == 0)
+        return CUDA_SUCCESS;
+    if (n == 1)
+        return device->cuda->copy_async(only->to, only->from, only->bytes, device->stream);
+    return cuda_kernels_copy(&launch->gpus[device->index].kernels, device->stream, launch->copies,
+                             n);
+}
+
+/* A step on the device whose context is current. Copies of a phase do not depend on each other. */
+static CUresult take_step(struct launch *launch, const struct cuda_device *device,
+                          const struct lower_step *step)
+{
+    const bool is_kept = is_small_copy(&launch->gpus[device->index], step);
+    if (!is_kept || launch->n_copies == CUDA_COPY_SEGMENTS) {
+        const CUresult rc = flush_copies(launch, device);
+        if (rc != CUDA_SUCCESS)
+            return rc;
+    }
+    if (!is_kept)
+        return launch_step(launch, device, step);
+    launch->copies[launch->n_copies++] = (struct cuda_copy_segment){
+        resolve(launch, device, step->to), resolve(launch, device, step->from), step->count};
+    return CUDA_SUCCESS;
+}
+
+/* The phase's steps on one GPU. */
+static bool launch_on(struct launch *launch, const struct cuda_device *device, uint32_t gpu,
+                      const struct lower_steps *steps, struct launch_result *result)
+{
+    CUresult rc = CUDA_SUCCESS;
+    bool is_used = false;
+    launch->n_copies = 0;
+    for (size_t i = 0; i < steps->n && rc == CUDA_SUCCESS; i++) {
+        if (steps->steps[i].gpu != gpu)
+            continue;
+        if (!is_used)
+            rc = use(device);
+        is_used = true;
+        if (rc == CUDA_SUCCESS)
+            rc = take_step(launch, device, &steps->steps[i]);
+    }
+    if (rc == CUDA_SUCCESS)
+        rc = flush_copies(launch, device);
+    return !failed_cuda(result, device, "launch", rc);
+}
+
 static bool launch_phase(struct launch *launch, struct comm *comm, enum lower_phase phase,
                          struct launch_result *result)
 {
-    const struct lower_steps *steps = &launch->list.phases[phase];
-    const struct cuda_device *current = NULL;
-    for (size_t i = 0; i < steps->n; i++) {
-        const struct lower_step *step = &steps->steps[i];
-        const struct cuda_device *device = comm->gpus[step->gpu].device;
-        CUresult rc = device == current ? CUDA_SUCCESS : use(device);
-        current = device;
-        if (rc == CUDA_SUCCESS)
-            rc = launch_step(launch, device, step);
-        if (failed_cuda(result, device, "launch", rc))
+    for (uint32_t gpu = 0; gpu < comm->map.n_local; gpu++)
+        if (!launch_on(launch, comm->gpus[gpu].device, gpu, &launch->list.phases[phase], result))
             return false;
-    }
     return true;
 }
 
-/* For every queue of every op of the chunk. */
+/* Ops of one ticket, that were submitted as one. */
+struct ticket_ops {
+    struct queue *queue;
+    uint64_t ticket;
+    uint32_t n_ops, n_ticket_ops;
+};
+
+static bool order_ticket(const struct ticket_ops *ops, bool is_begin, struct launch_result *result)
+{
+    if (!ops->queue)
+        return true;
+    const struct cuda_device *device = queue_device(ops->queue);
+    CUresult rc = use(device);
+    if (rc == CUDA_SUCCESS)
+        rc = is_begin ? queue_wait_inputs(ops->queue, ops->ticket)
+                      : queue_mark_results(ops->queue, ops->ticket, ops->n_ops, ops->n_ticket_ops);
+    return !failed_cuda(result, device, is_begin ? "wait for a trainer's stream" : "mark results",
+                        rc);
+}
+
+/* Once for every ticket of every rank, however many ops it has in the chunk. */
 static bool order(struct launch *launch, bool is_begin, struct launch_result *result)
 {
-    const struct cuda_device *current = NULL;
-    for (size_t i = 0; i < launch->n_ops; i++)
-        for (uint32_t rank = 0; rank < launch->ops[i]->n_ranks; rank++) {
+    const uint32_t n_ranks = launch->n_ops > 0 ? launch->ops[0]->n_ranks : 0;
+    for (uint32_t rank = 0; rank < n_ranks; rank++) {
+        struct ticket_ops now = {0};
+        for (size_t i = 0; i < launch->n_ops; i++) {
             const struct backend_part *part = &launch->ops[i]->parts[rank];
-            if (!part->queue)
+            if (part->queue == now.queue && part->ticket == now.ticket) {
+                now.n_ops++;
                 continue;
-            const struct cuda_device *device = queue_device(part->queue);
-            CUresult rc = device == current ? CUDA_SUCCESS : use(device);
-            current = device;
-            if (rc == CUDA_SUCCESS)
-                rc = is_begin ? queue_wait_inputs(part->queue, part->ticket)
-                              : queue_mark_results(part->queue, part->ticket, 1, part->ticket_ops);
-            if (failed_cuda(result, device,
-                            is_begin ? "wait for a trainer's stream" : "mark results", rc))
+            }
+            if (!order_ticket(&now, is_begin, result))
                 return false;
+            now = (struct ticket_ops){part->queue, part->ticket, 1, part->ticket_ops};
         }
+        if (!order_ticket(&now, is_begin, result))
+            return false;
+    }
     return true;
 }
 

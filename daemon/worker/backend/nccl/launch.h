@@ -20,6 +20,8 @@ struct launch_gpu {
     uint64_t scratch_bytes;
     CUdeviceptr *outgrown; /* scratch of before, which something may still use */
     size_t n_outgrown;
+    CUevent *events; /* spare ones */
+    size_t n_events, n_events_made;
 };
 
 /* All GPUs, by cuda_device.index. */
@@ -29,6 +31,8 @@ struct launch {
     struct lower_list list;
     struct backend_op **ops; /* of the chunk */
     size_t n_ops, ops_capacity;
+    struct cuda_copy_segment copies[CUDA_COPY_SEGMENTS]; /* to be launched as one */
+    size_t n_copies;
 };
 
 void launch_init(struct launch *launch);
@@ -36,6 +40,11 @@ void launch_init(struct launch *launch);
 void launch_deinit(struct launch *launch);
 /* Nothing runs: give back what was outgrown. */
 void launch_trim(struct launch *launch);
+
+/* An event of the device, kept ready; more are made, many at once, only when more is under way than
+ * ever before. False: there is none. */
+bool launch_take_event(struct launch *launch, struct cuda_device *device, CUevent *out);
+void launch_give_event(struct launch *launch, const struct cuda_device *device, CUevent event);
 
 /* Begin a chunk of ops. */
 void launch_begin(struct launch *launch);

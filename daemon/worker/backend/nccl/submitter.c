@@ -24,7 +24,7 @@ enum {
 };
 
 struct submission_event {
-    const struct cuda_device *device; /* NULL: none made yet */
+    const struct cuda_device *device; /* NULL: none is used */
     CUevent event;
     bool is_recorded;
 };
@@ -212,8 +212,12 @@ static void finish(struct submitter *s, struct submission *submission)
 {
     if (submission->s.status == GRADD_OK)
         collect_counters(submission);
-    for (unsigned i = 0; i < submission->s.n_events; i++)
-        submission->s.events[i].is_recorded = false;
+    for (unsigned i = 0; i < submission->s.n_events; i++) {
+        struct submission_event *event = &submission->s.events[i];
+        if (event->device)
+            launch_give_event(&s->launch, event->device, event->event);
+        *event = (struct submission_event){0};
+    }
     report(s, submission, true);
 }
 
@@ -384,6 +388,7 @@ static CUresult prepare_counters(struct submission *submission, const struct cud
                    submission->s.counters_capacity * sizeof(uint64_t));
         }
         submission->s.counters = memory;
+        submission->s.counters_device = device;
         submission->s.counters_capacity = capacity;
     }
     for (size_t i = 0; i < n; i++)
@@ -478,8 +483,8 @@ static size_t start_chunk(struct submitter *s, struct submission *submission, si
 }
 
 /* NULL: out of memory, or of events. */
-static struct submission_event *event_on(struct submission *submission,
-                                         const struct cuda_device *device)
+static struct submission_event *event_on(struct submitter *s, struct submission *submission,
+                                         struct cuda_device *device)
 {
     if (device->index >= submission->s.n_events) {
         const unsigned n = device->index + 1;
@@ -492,8 +497,7 @@ static struct submission_event *event_on(struct submission *submission,
     }
     struct submission_event *event = &submission->s.events[device->index];
     if (!event->device) {
-        device->cuda->ctx_set(device->context);
-        if (device->cuda->event_create(&event->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        if (!launch_take_event(&s->launch, device, &event->event))
             return NULL;
         event->device = device;
     }
@@ -508,8 +512,8 @@ static void record_ends(struct submitter *s, struct submission *submission)
         if (i > 0 && comm == submission->comms[i - 1])
             continue;
         for (uint32_t gpu = 0; gpu < comm->map.n_local; gpu++) {
-            const struct cuda_device *device = comm->gpus[gpu].device;
-            struct submission_event *event = event_on(submission, device);
+            struct cuda_device *device = comm->gpus[gpu].device;
+            struct submission_event *event = event_on(s, submission, device);
             CUresult rc = CUDA_ERROR_OUT_OF_MEMORY;
             if (event) {
                 device->cuda->ctx_set(device->context);
@@ -763,17 +767,12 @@ void submission_free(struct submission *submission)
 {
     if (!submission)
         return;
-    for (unsigned i = 0; i < submission->s.n_events; i++) {
-        const struct submission_event *event = &submission->s.events[i];
-        if (!event->device)
-            continue;
-        event->device->cuda->ctx_set(event->device->context);
-        event->device->cuda->event_destroy(event->event);
-        if (submission->s.counters)
-            event->device->cuda->host_unregister((void *)submission->s.counters);
-    }
-    if (submission->s.counters)
+    if (submission->s.counters) {
+        const struct cuda_device *device = submission->s.counters_device;
+        device->cuda->ctx_set(device->context);
+        device->cuda->host_unregister((void *)submission->s.counters);
         munmap((void *)submission->s.counters, submission->s.counters_capacity * sizeof(uint64_t));
+    }
     free(submission->s.events);
     free(submission->comms);
     free(submission);

@@ -61,10 +61,11 @@ struct submission {
     struct submission *next; /* the client's, while it has it */
     /* The submitter's. */
     struct {
-        struct submission_event *events; /* by device index: the end of its work there */
+        struct submission_event *events; /* by device index: the end of what runs there */
         unsigned n_events;
         _Atomic uint64_t *counters; /* of not finite elements; memory that GPUs can write */
         size_t n_counters, counters_capacity;
+        const struct cuda_device *counters_device; /* where they are registered */
         uint64_t deadline_ns;
         bool uses_nccl;
         int status; /* of the ops that were launched, at the end */
@@ -86,7 +87,7 @@ void submitter_abort(struct submitter_client *client, int status, const char *te
 /* Nothing of the client is under way: its communicators end, and on_closed is told. */
 void submitter_close(struct submitter_client *client);
 
-/* Its events and counters go. Nothing of it is under way. */
+/* Its counters go. Nothing of it is under way. */
 void submission_free(struct submission *submission);
 
 #endif

@@ -283,8 +283,7 @@ START_TEST(a_communicator_that_does_not_come_up_fails_the_epoch)
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_int_eq(rig.failed_status, GRADD_ERR_RANK_LOST);
-    ck_assert_msg(strstr(rig.failed_text, "job train7") && strstr(rig.failed_text, "0.1 s"), "%s",
-                  rig.failed_text);
+    ck_assert_msg(strstr(rig.failed_text, "0.1 s"), "%s", rig.failed_text);
     expect_end(GRADD_ERR_RANK_LOST);
 }
 END_TEST
