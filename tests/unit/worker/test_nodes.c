@@ -30,7 +30,7 @@ static const uint32_t node_of[RANKS] = {0, 0, 1, 2};
 struct trainer {
     int fd;
     struct wire_in in;
-    float *memory; /* FLOATS of input, then FLOATS of output */
+    float *memory; /* FLOATS of input, then two outputs of FLOATS: ops under way share none */
     uint64_t n_done, n_failed;
     uint64_t counts[RANKS];
     bool has_region, epoch_has_failed;
@@ -221,13 +221,13 @@ static void run_until(uint64_t n_ends)
     }
 }
 
-static void submit(int rank, Pb__Submit *submit)
+static void submit_to(int rank, Pb__Submit *submit, uint64_t n_output)
 {
     static uint64_t last_id;
     Pb__Buffer in = PB__BUFFER__INIT, out = PB__BUFFER__INIT;
     Pb__SubmitBatch batch = PB__SUBMIT_BATCH__INIT;
     in.region = out.region = 1;
-    out.offset = FLOATS * sizeof(float);
+    out.offset = (1 + n_output) * FLOATS * sizeof(float);
     submit->id = ++last_id;
     submit->in = &in;
     submit->out = &out;
@@ -236,6 +236,11 @@ static void submit(int rank, Pb__Submit *submit)
     batch.submits = &submit;
     batch.n_submits = 1;
     send_message(&trainers[rank], PB__ENVELOPE__BODY_SUBMIT_BATCH, &batch, -1);
+}
+
+static void submit(int rank, Pb__Submit *submit)
+{
+    submit_to(rank, submit, 0);
 }
 
 static Pb__Submit sum_of(const char *name, uint64_t count)
@@ -258,7 +263,7 @@ static void open_trainer(int rank)
     wire_in_init(&trainer->in);
     const struct epoch_member who = {.rank = (uint32_t)rank, .pid = getpid(), .source = "test"};
     ck_assert_int_eq(epoch_add_member(node->epoch, &who, ends[1]), 0);
-    const size_t bytes = 2 * FLOATS * sizeof(float);
+    const size_t bytes = 3 * FLOATS * sizeof(float);
     int fd = memfd_create("nodes", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
@@ -338,7 +343,7 @@ static void teardown(void)
     for (int rank = 0; rank < RANKS; rank++) {
         wire_in_deinit(&trainers[rank].in);
         close(trainers[rank].fd);
-        munmap(trainers[rank].memory, 2 * FLOATS * sizeof(float));
+        munmap(trainers[rank].memory, 3 * FLOATS * sizeof(float));
     }
     chores_free(chores);
     loop_free(loop);
@@ -364,8 +369,8 @@ START_TEST(every_rank_gets_the_sum_in_any_order_of_submission)
     setup();
     Pb__Submit a = sum_of("a", FLOATS), b = sum_of("b", 10);
     for (int rank = 0; rank < RANKS; rank++) {
-        submit(rank, rank % 2 ? &a : &b);
-        submit(rank, rank % 2 ? &b : &a);
+        submit_to(rank, rank % 2 ? &a : &b, rank % 2 ? 0 : 1);
+        submit_to(rank, rank % 2 ? &b : &a, rank % 2 ? 1 : 0);
     }
     run_until(2);
     for (int rank = 0; rank < RANKS; rank++) {
@@ -422,7 +427,7 @@ START_TEST(small_sums_run_on_the_coordinator_alone)
     Pb__Submit large = sum_of("large", (uint64_t)at_limit + 1);
     for (int rank = 0; rank < RANKS; rank++) {
         submit(rank, &large);
-        submit(rank, &mean);
+        submit_to(rank, &mean, 1);
     }
     run_until(6);
     for (int rank = 0; rank < RANKS; rank++)
