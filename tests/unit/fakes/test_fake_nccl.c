@@ -96,6 +96,7 @@ END_TEST
 static void multiply_before(struct rank *self)
 {
     float factor = 0.5f;
+    double wide = 0.5;
     ncclRedOp_t op;
 
     rank_join(self, 1);
@@ -106,7 +107,7 @@ static void multiply_before(struct rank *self)
     NOK(nccl->redop_destroy(op, self->comm)); /* while it may still run */
     HOLDS(floats_of(self, p, 100)[99] == 1);
     NGIVES(ncclInvalidArgument, nccl->redop_destroy(ncclSum, self->comm));
-    NOK(nccl->premul_sum(&op, &factor, ncclFloat64, ncclScalarHostImmediate, self->comm));
+    NOK(nccl->premul_sum(&op, &wide, ncclFloat64, ncclScalarHostImmediate, self->comm));
     NGIVES(ncclInvalidArgument,
            nccl->all_reduce(p, p, 100, ncclFloat32, op, self->comm, self->stream));
     NOK(nccl->comm_destroy(self->comm));
