@@ -23,7 +23,7 @@ int cuda_get(struct gradd *g, const struct cuda_table *table, struct cuda **out)
         cuda->pinned.new_region = cuda_pinned_new;
         cuda->pinned.free_region = cuda_pinned_free;
         cuda->pinned.owner = cuda;
-        cuda->pinned.limit = UINT64_MAX;
+        cuda->pinned.limit = g->memory_bytes / (2 * (uint64_t)(g->identity.local_size ?: 1));
         g->cuda = cuda;
     }
     *out = g->cuda;

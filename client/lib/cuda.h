@@ -168,6 +168,27 @@ struct cuda_region {
 int cuda_region_get(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_memory *memory,
                     const void *address, uint64_t bytes, struct cuda_region **out,
                     const char **out_text);
+void cuda_region_free(struct cuda_region *region); /* the record only */
+/* The registration around some of [at, at + bytes), whose memory may be gone; or NULL. */
+struct cuda_region *cuda_region_around(const struct cuda *cuda, CUdeviceptr at, uint64_t bytes);
+/* Wait until no op uses it and the worker has closed it, then free it. */
+void cuda_region_forget(struct gradd *g, struct cuda_region *region);
+/* gradd_register(), with the lock. */
+int cuda_register(struct gradd *g, const void *memory, size_t bytes);
+
+/* ---- cuda_share.c: telling the worker of an allocation */
+
+/* NULL: the memory can be shared. */
+const char *cuda_why_unshared(const struct cuda_memory *memory);
+/* Fill base, bytes and chunks of a record for the tensor at `at`; the GPU is current. 0; 1: a chunk
+ * can not be shared; or a status. */
+int cuda_find_chunks(const struct cuda *cuda, const struct cuda_memory *first, CUdeviceptr at,
+                     uint64_t bytes, struct cuda_region *region);
+/* Register it, and wait for the worker's answer without the lock. 0 or a status. */
+int cuda_region_tell(struct gradd *g, struct cuda_region *region, bool is_ipc);
+
+/* ---- cuda_bounce.c: device memory of the library's own making */
+
 /* Device memory for a GPU's bounce pool: stage_pool.new_region and free_region. */
 int cuda_bounce_new(struct gradd *g, struct stage_pool *pool, size_t bytes, struct region **out);
 void cuda_bounce_free(struct gradd *g, struct stage_pool *pool, struct region *region);

@@ -185,8 +185,10 @@ int cuda_page_new(struct gradd *g, struct cuda_gpu *gpu, size_t bytes, unsigned 
     if (rc < 0) {
         if (fd >= 0)
             close(fd);
-        if (page && page->region)
+        if (page && page->region && out_fd)
             region_unmap(page->region);
+        else if (page && page->region)
+            memory_free_region(g, page->region);
         free(page);
         return rc;
     }
