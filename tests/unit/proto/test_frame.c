@@ -234,6 +234,42 @@ START_TEST(an_empty_frame_is_a_frame_without_body)
 }
 END_TEST
 
+START_TEST(frames_that_were_packed_apart_move_behind_what_is_queued)
+{
+    struct wire_out out, apart;
+    struct error_envelope storage;
+    wire_out_init(&out, 1000);
+    wire_out_init(&apart, SIZE_MAX);
+    char first[] = "first", second[] = "second", big[900];
+    memset(big, 'x', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    ck_assert_int_eq(wire_out_push(&out, error_envelope(&storage, 1, first), NULL, 0), 0);
+    ck_assert_int_eq(wire_out_push(&apart, error_envelope(&storage, 2, second), NULL, 0), 0);
+    ck_assert_int_eq(wire_out_move(&out, &apart), 0);
+    ck_assert(wire_out_is_empty(&apart));
+
+    /* Beyond the limit nothing moves. */
+    ck_assert_int_eq(wire_out_push(&apart, error_envelope(&storage, 3, big), NULL, 0), 0);
+    ck_assert_int_eq(wire_out_push(&apart, error_envelope(&storage, 4, second), NULL, 0), 0);
+    size_t before = apart.end - apart.begin;
+    ck_assert_int_eq(wire_out_move(&out, &apart), -ENOBUFS);
+    ck_assert_uint_eq(apart.end - apart.begin, before);
+
+    struct wire_in in;
+    struct wire_frame frame;
+    wire_in_init(&in);
+    ck_assert_int_eq(wire_in_feed(&in, out.data + out.begin, out.end - out.begin), 0);
+    for (unsigned code = 1; code <= 2; code++) {
+        ck_assert_int_eq(wire_in_next(&in, &frame), 1);
+        ck_assert_uint_eq(frame.envelope->error->code, code);
+    }
+    ck_assert_int_eq(wire_in_next(&in, &frame), 0);
+    wire_in_deinit(&in);
+    wire_out_deinit(&out);
+    wire_out_deinit(&apart);
+}
+END_TEST
+
 START_TEST(protocols_agree_on_the_highest_common_version)
 {
     ck_assert_uint_eq(wire_protocol_agree(1, 1, 1, 1), 1);
@@ -258,6 +294,7 @@ int main(void)
         bytes_that_do_not_unpack_are_refused,
         an_unknown_message_is_a_frame_without_body,
         an_empty_frame_is_a_frame_without_body,
+        frames_that_were_packed_apart_move_behind_what_is_queued,
         protocols_agree_on_the_highest_common_version,
     };
     return run_suite("frame", tests, sizeof tests / sizeof *tests);
