@@ -238,7 +238,7 @@ START_TEST(frames_that_were_packed_apart_move_behind_what_is_queued)
 {
     struct wire_out out, apart;
     struct error_envelope storage;
-    wire_out_init(&out, 1000);
+    wire_out_init(&out, 900);
     wire_out_init(&apart, SIZE_MAX);
     char first[] = "first", second[] = "second", big[900];
     memset(big, 'x', sizeof big - 1);
