@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spin.h"
 #include "worker/backend/nccl/launch.h"
 
 enum {
@@ -40,6 +41,7 @@ struct submitter {
     struct submission *first, **tail;
     struct submitter_client *clients; /* that are open */
     bool has_orders, stop;
+    _Atomic unsigned n_calls; /* of the loop; read without it */
     struct submission *reports, **reports_tail;
     struct submitter_client *client_reports;
     /* The thread's. */
@@ -47,7 +49,16 @@ struct submitter {
     struct launch launch;
     unsigned n_looks; /* without news */
     uint64_t checked_ns;
+    unsigned n_seen; /* calls */
+    struct spin spin;
 };
+
+/* Under the mutex: there is something to do. */
+static void call_thread(struct submitter *s)
+{
+    atomic_fetch_add_explicit(&s->n_calls, 1, memory_order_relaxed);
+    pthread_cond_signal(&s->work);
+}
 
 /* ------------------------------------------------------------------ news for the loop */
 
@@ -631,12 +642,33 @@ static void serve_orders(struct submitter *s)
 
 /* ------------------------------------------------------------------ the thread */
 
+/* Work often comes soon after work: met without the cost of a wake-up. */
+static void spin_for_work(struct submitter *s)
+{
+    if (s->running || !spin_begins(&s->spin))
+        return;
+    const uint64_t deadline = clock_now_ns() + SPIN_NS;
+    uint64_t now = clock_now_ns(), before;
+    do {
+        if (atomic_load_explicit(&s->n_calls, memory_order_relaxed) != s->n_seen) {
+            spin_succeeded(&s->spin);
+            return;
+        }
+        before = now;
+        sched_yield();
+        now = clock_now_ns();
+    } while (now < deadline && now - before < SPIN_YIELD_NS);
+    spin_failed(&s->spin);
+}
+
 /* The next submission, if any; false: it is time to end. */
 static bool await_work(struct submitter *s, struct submission **out)
 {
+    spin_for_work(s);
     pthread_mutex_lock(&s->mutex);
     while (!s->first && !s->has_orders && !s->running && !s->stop)
         pthread_cond_wait(&s->work, &s->mutex);
+    s->n_seen = atomic_load_explicit(&s->n_calls, memory_order_relaxed);
     *out = s->first;
     if (*out && !(s->first = (*out)->s.next))
         s->tail = &s->first;
@@ -696,7 +728,7 @@ void submitter_free(struct submitter *s)
         return;
     pthread_mutex_lock(&s->mutex);
     s->stop = true;
-    pthread_cond_signal(&s->work);
+    call_thread(s);
     pthread_mutex_unlock(&s->mutex);
     pthread_join(s->thread, NULL);
     tell_submissions(s);
@@ -729,7 +761,7 @@ void submitter_push(struct submitter *s, struct submission *submission)
     submission->s.next = NULL;
     *s->tail = submission;
     s->tail = &submission->s.next;
-    pthread_cond_signal(&s->work);
+    call_thread(s);
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -738,7 +770,7 @@ static void order(struct submitter_client *client, bool *what)
     struct submitter *s = client->submitter;
     pthread_mutex_lock(&s->mutex);
     *what = s->has_orders = true;
-    pthread_cond_signal(&s->work);
+    call_thread(s);
     pthread_mutex_unlock(&s->mutex);
 }
 
