@@ -110,7 +110,9 @@ static void claim(ncclComm_t comm)
         n != (uint32_t)comm->n_ranks)
         fake_die("rank %d wants a communicator of %d ranks, another rank one of %u", comm->rank,
                  comm->n_ranks, n);
-    if (!atomic_compare_exchange_strong(&self->state, &absent, RANK_CLAIMED))
+    if (comm->is_stopped)
+        return; /* aborted before it came so far */
+    if (!atomic_compare_exchange_strong(&self->state, &absent, RANK_CLAIMED) && !comm->is_stopped)
         fake_die("rank %d of one unique id came twice", comm->rank);
     self->pid = getpid();
     self->physical = comm->physical;

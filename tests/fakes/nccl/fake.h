@@ -148,18 +148,18 @@ struct ncclComm {
     ncclUniqueId id;
     int rank, n_ranks, device, physical;
     bool is_blocking;
-    struct shared *shared;   /* NULL until the file is open */
-    enum comm_state state;   /* under fake_lock */
-    ncclResult_t error;      /* under fake_lock; ncclSuccess: none */
-    bool is_error_seen;      /* the caller has been told */
-    const char *ended_by;    /* COMM_DEAD: the function */
-    _Atomic bool is_stopped; /* operations end without a result */
-    uint64_t n_issued;       /* collectives, for signatures; under fake_lock */
-    uint64_t n_launched;     /* operations of any kind; under fake_lock */
-    _Atomic uint64_t n_done; /* operations, in the order of launch */
-    _Atomic bool is_running; /* an operation is being executed */
-    uint64_t n_groups;       /* launches so far */
-    pthread_t issuer;        /* of the last launch outside a group */
+    struct shared *_Atomic shared; /* NULL until the file is open */
+    enum comm_state state;         /* under fake_lock */
+    ncclResult_t error;            /* under fake_lock; ncclSuccess: none */
+    bool is_error_seen;            /* the caller has been told */
+    const char *ended_by;          /* COMM_DEAD: the function */
+    _Atomic bool is_stopped;       /* operations end without a result */
+    uint64_t n_issued;             /* collectives, for signatures; under fake_lock */
+    uint64_t n_launched;           /* operations of any kind; under fake_lock */
+    _Atomic uint64_t n_done;       /* operations, in the order of launch */
+    _Atomic bool is_running;       /* an operation is being executed */
+    uint64_t n_groups;             /* launches so far */
+    pthread_t issuer;              /* of the last launch outside a group */
     bool has_issuer;
     bool has_thread; /* `thread` is to be joined */
     pthread_t thread;

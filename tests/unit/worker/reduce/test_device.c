@@ -62,6 +62,8 @@ unsigned short device_bf16_of_float(float f)
 
 static const char *lacking; /* a function that the module has not */
 static unsigned last_grid[2];
+static char names[256][32]; /* a function handle is one of these */
+static unsigned n_names;
 
 static CUresult device_attribute(int *out, int attribute, CUdevice device)
 {
@@ -74,7 +76,10 @@ static CUresult module_function(CUfunction *out, CUmodule module, const char *na
 {
     if (lacking && strcmp(name, lacking) == 0)
         return CUDA_ERROR_NOT_FOUND;
-    *out = (CUfunction)strdup(name); /* few: never freed but by the end of the process */
+    if (n_names == 256)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    strcpy(names[n_names], name);
+    *out = (CUfunction)names[n_names++];
     return CUDA_SUCCESS;
 }
 
