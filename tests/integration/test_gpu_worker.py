@@ -233,8 +233,6 @@ def test_an_op_that_fails_writes_the_word_of_its_ticket(join: Join) -> None:
     raw.worker[1].close()
     assert raw.completion(0)["code"]
     assert finished(0) == 2
-    # The worker's stream, too, waits for nobody any more.
-    assert int.from_bytes(raw.words[:8], "little") == (1 << 63) - 1
 
 
 def test_a_barrier_of_streams_is_enqueued_before_it_ends(join: Join) -> None:
@@ -307,3 +305,44 @@ def test_backend_nccl_refuses_jobs_that_can_not(world: World, gpus: Gpus) -> Non
         connection.close()
     problems = daemon.gradctl_json("status")["problems"]
     assert "backend = nccl" in problems[0] and "cuIpcOpenMemHandle" in problems[0], problems
+
+
+def two_nodes(world: World, gpus: Gpus, backends: tuple[str, str]) -> list[RawConnection]:
+    """A rank on each of two daemons, that have asked to join one job."""
+    daemons = [world.daemon(environment=gpus.environment, node_name=name, backend=backend,
+                            peer_port=0) for name, backend in zip(("left", "right"), backends)]
+    for daemon in daemons:
+        daemon.n_more_fds = 2
+    port = daemons[0].gradctl_json("peers")["listening"].rpartition(":")[2]
+    ranks = [daemon.connect() for daemon in daemons]
+    for rank, connection in enumerate(ranks):
+        connection.hello()
+        connection.send("join", job="two", rank=rank, size=2, coordinator=f"127.0.0.1:{port}")
+    return ranks
+
+
+def test_a_job_takes_device_memory_when_all_its_nodes_do(world: World, gpus: Gpus) -> None:
+    ranks = two_nodes(world, gpus, ("auto", "host"))
+    joined = [connection.expect("joined") for connection in ranks]
+    assert [j.get("device_path", False) for j in joined] == [False, False]
+    assert [j["device_text"] for j in joined] == [
+        "another node of the job takes no device memory", "backend = host"]
+    for connection in ranks:
+        connection.close()
+
+
+@pytest.mark.parametrize("backends", [("nccl", "host"), ("host", "nccl")])
+def test_one_node_that_can_not_is_refused_where_another_insists(
+        world: World, gpus: Gpus, backends: tuple[str, str]) -> None:
+    ranks = two_nodes(world, gpus, backends)
+    insists = "left" if backends[0] == "nccl" else "right"
+    text = ranks[backends.index("nccl")].expect("error")["text"]
+    assert f"backend = nccl on node {insists}" in text, text
+    other = ranks[backends.index("host")]
+    said, fields = other.receive()
+    if said == "joined":  # it coordinates, and its epoch has begun: its worker tells
+        with RawConnection(socket.socket(fileno=other.take_fd())) as worker:
+            said, fields = worker.receive()
+    assert said in ("error", "epoch_failed") and "backend = nccl" in fields["text"], fields
+    for connection in ranks:
+        connection.close()
