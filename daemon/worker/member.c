@@ -259,8 +259,6 @@ void member_complete(struct request *request, int status, const char *text,
     if (status == GRADD_OK) {
         member->stats.ops_done++;
         member->stats.bytes += request->bytes;
-        member->stats.ops_device += request->part.queue != NULL;
-        member->stats.ops_staged += request->is_staged;
     } else {
         member->stats.ops_failed++;
     }
@@ -575,7 +573,6 @@ static bool pin_order(struct request *request, const Pb__Submit *submit, const c
         *out_text = "is on device memory but names no queue";
         return false;
     }
-    request->is_staged = submit->is_device && !submit->queue;
     return pin_signal(request, submit, out_text);
 }
 

@@ -41,7 +41,6 @@ struct request {
     _Atomic uint64_t *signal; /* in signal_region: gets signal_value when the op has ended */
     uint64_t signal_value;
     bool is_enqueued; /* device memory: launched, and the trainer may wait for it */
-    bool is_staged;   /* host memory that stands for a device tensor */
     uint64_t bytes;
     uint64_t remote_id; /* on a node that does not coordinate: what the coordinator calls it */
     const char *name;   /* the same: the follower's */
@@ -62,7 +61,6 @@ struct request {
 
 struct member_stats {
     uint64_t ops_done, ops_failed, bytes;
-    uint64_t ops_device, ops_staged; /* of those done: on device memory, and copied through ours */
     uint32_t in_flight;
     double late_mean_us, late_max_us; /* over recent ops: weights halve about every 45 ops */
     char last_tensor[PLAN_NAME_MAX + 1];
