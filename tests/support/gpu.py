@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from harness import BUILD, Daemon, Trainer, World
 
 FAKES = BUILD / "tests/fakes"
+KERNELS = Path(__file__).resolve().parent.parent / "fakes/cuda/kernels.ptx"
 
 
 class Gpus:
@@ -21,6 +23,7 @@ class Gpus:
         world.on_destroy.append(self._remove)
         self.environment = {
             "LD_LIBRARY_PATH": str(FAKES), "GRADD_FAKE_CUDA_DIR": self.dir,
+            "GRADD_CUDA_KERNELS": str(KERNELS),  # for builds without nvcc
             **{f"GRADD_FAKE_CUDA_{name}": str(value) for name, value in settings.items()}}
 
     def _remove(self) -> list[str]:
