@@ -128,6 +128,7 @@ void launch_begin(struct launch *launch)
 {
     lower_list_clear(&launch->list);
     launch->n_ops = 0;
+    launch->scratch_max = 0;
 }
 
 static void refuse(struct backend_op *op, int status, const char *text)
@@ -168,15 +169,6 @@ static const char *find_obstacle(struct launch *launch, const struct comm *comm,
     return NULL;
 }
 
-static uint64_t max_scratch(const struct lower_list *list, uint32_t n_local)
-{
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < n_local; i++)
-        if (list->scratch_bytes[i] > most)
-            most = list->scratch_bytes[i];
-    return most;
-}
-
 enum launch_added launch_add(struct launch *launch, const struct comm *comm, struct backend_op *op,
                              CUdeviceptr counters)
 {
@@ -204,8 +196,8 @@ enum launch_added launch_add(struct launch *launch, const struct comm *comm, str
         refuse(op, GRADD_ERR_UNSUPPORTED, obstacle);
         return LAUNCH_REFUSED;
     }
-    return launch->n_ops >= CHUNK_OPS_MAX ||
-                   max_scratch(list, comm->map.n_local) >= CHUNK_SCRATCH_MAX
+    launch->scratch_max += lower_scratch_max(op, &comm->map);
+    return launch->n_ops >= CHUNK_OPS_MAX || launch->scratch_max >= CHUNK_SCRATCH_MAX
                ? LAUNCH_FULL
                : LAUNCH_ADDED;
 }

@@ -31,6 +31,7 @@ struct launch {
     struct lower_list list;
     struct backend_op **ops; /* of the chunk */
     size_t n_ops, ops_capacity;
+    uint64_t scratch_max;                                /* lower_scratch_max() of the ops */
     struct cuda_copy_segment copies[CUDA_COPY_SEGMENTS]; /* to be launched as one */
     size_t n_copies;
 };

@@ -109,11 +109,15 @@ static void copy(struct lowering *l, enum lower_phase phase, uint32_t local, uin
     step->count = count * l->size;
 }
 
+static uint64_t padded(uint64_t bytes)
+{
+    return (bytes + LOWER_SCRATCH_ALIGN - 1) / LOWER_SCRATCH_ALIGN * LOWER_SCRATCH_ALIGN;
+}
+
 static uint64_t scratch(struct lowering *l, uint32_t local, uint64_t count)
 {
     uint64_t *bytes = &l->list->scratch_bytes[local], at = *bytes;
-    *bytes +=
-        (count * l->size + LOWER_SCRATCH_ALIGN - 1) / LOWER_SCRATCH_ALIGN * LOWER_SCRATCH_ALIGN;
+    *bytes += padded(count * l->size);
     return lower_scratch(at);
 }
 
@@ -684,6 +688,23 @@ static void count_nonfinite(struct lowering *l)
         step->from = address_of(&l->op->parts[i].in, is_scattered ? 0 : l->op->begin * l->size);
         step->count = is_scattered ? total_count(l->op) : l->op->end - l->op->begin;
         step->peer = input++;
+    }
+}
+
+uint64_t lower_scratch_max(const struct backend_op *op, const struct lower_map *map)
+{
+    const size_t size = dtype_bytes(op->dtype);
+    if (map->n_gpus <= 1)
+        return 0;
+    switch (op->kind) {
+    case GRADD_ALLREDUCE:
+        return padded((op->end - op->begin) * size) * (is_small_average(op) ? op->n_ranks : 1);
+    case GRADD_REDUCE_SCATTER:
+        return padded(total_count(op) * size) * (is_small_average(op) ? op->n_ranks : 1);
+    case GRADD_BROADCAST:
+        return padded((op->end - op->begin) * size);
+    default:
+        return 0;
     }
 }
 

@@ -96,6 +96,11 @@ void lower_list_clear(struct lower_list *list);
 /* Append an op's steps. 0 or -ENOMEM (the list is then to be cleared). */
 int lower_op(struct lower_list *list, const struct backend_op *op, const struct lower_map *map);
 
+/* The most scratch memory that the op needs on any GPU of any node; the same on all of them. What
+ * is launched as one NCCL group must be cut by such figures alone: NCCL sorts the calls of a group.
+ */
+uint64_t lower_scratch_max(const struct backend_op *op, const struct lower_map *map);
+
 /* The map of ranks whose GPUs have these keys (any numbers; LOWER_NO_GPU: none). Fills
  * gpu_of[n_ranks] and returns the number of GPUs. */
 uint32_t lower_number_gpus(const uint32_t *keys, uint32_t n_ranks, uint32_t *gpu_of);

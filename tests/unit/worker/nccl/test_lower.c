@@ -46,6 +46,7 @@ struct world {
     struct lower_list lists[NODES_MAX];
     uint32_t local_of[NODES_MAX][RANKS_MAX], n_local[NODES_MAX];
     uint8_t *scratch[RANKS_MAX];
+    uint64_t scratch_max; /* as node 0 finds it */
     size_t size;
 };
 
@@ -504,6 +505,12 @@ static void lower_world(struct world *w)
         op.n_ranks = w->n_ranks;
         op.parts = parts;
         ck_assert_int_eq(lower_op(&w->lists[node], &op, &map), 0);
+        const uint64_t scratch_max = lower_scratch_max(&op, &map);
+        for (uint32_t local = 0; local < w->n_local[node]; local++)
+            ck_assert_uint_le(w->lists[node].scratch_bytes[local], scratch_max);
+        if (node == 0)
+            w->scratch_max = scratch_max;
+        ck_assert_uint_eq(scratch_max, w->scratch_max);
     }
     for (uint32_t gpu = 0; gpu < w->n_gpus; gpu++) {
         const uint32_t node = w->node_of_gpu[gpu];
