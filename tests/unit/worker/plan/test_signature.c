@@ -60,12 +60,31 @@ START_TEST(long_counts_are_described_within_the_buffer)
 }
 END_TEST
 
+START_TEST(host_and_device_do_not_mix)
+{
+    for (int kind = GRADD_ALLREDUCE; kind <= GRADD_JOIN; kind++) {
+        const struct signature host = {.kind = kind, .dtype = GRADD_F32, .count = 4, .group = ""};
+        struct signature device = host;
+        char text[64];
+        device.is_device = true;
+        ck_assert(signature_matches(&device, &device));
+        /* Sets and joins have no tensors. */
+        ck_assert_int_eq(signature_matches(&host, &device), kind > GRADD_BARRIER);
+        if (kind > GRADD_BARRIER)
+            continue;
+        ck_assert_str_eq(signature_describe(&host, &device, text, sizeof text), "host memory");
+        ck_assert_str_eq(signature_describe(&device, &host, text, sizeof text), "device memory");
+    }
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
         sizes_and_names_of_every_type,
         counts_must_fit_the_tensor_and_the_ranks,
         long_counts_are_described_within_the_buffer,
+        host_and_device_do_not_mix,
     };
     return run_suite("signature", tests, sizeof tests / sizeof *tests);
 }
