@@ -344,6 +344,7 @@ static void fail_ops(struct submission *submission, size_t begin, size_t end, in
 static bool await_comm(struct submitter *s, struct submission *submission, struct comm *comm)
 {
     char text[400] = "";
+    s->n_looks = 0; /* most groups are launched within microseconds */
     for (;;) {
         const enum comm_state state = comm_advance(comm, clock_now_ns(), text, sizeof text);
         if (state == COMM_READY)
