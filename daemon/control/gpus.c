@@ -192,8 +192,9 @@ void gpus_stop(struct gpus *gpus)
     if (gpus->loop)
         let_go(gpus);
     if (gpus->pid > 0) {
+        /* Not waited for: a driver that hangs can not be killed. */
         kill(gpus->pid, SIGKILL);
-        waitpid(gpus->pid, NULL, 0);
+        gpus_reap(gpus);
         gpus->pid = 0;
     }
 }

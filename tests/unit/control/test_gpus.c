@@ -87,6 +87,8 @@ static int ask(const char *program)
     gpus_start(&gpus, loop, program, on_done, &n_done);
     while (!gpus.is_done)
         loop_step(loop, true);
+    while (gpus.pid > 0)
+        gpus_reap(&gpus);
     gpus_stop(&gpus);
     loop_free(loop);
     return n_done;
