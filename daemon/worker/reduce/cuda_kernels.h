@@ -8,7 +8,7 @@
  *
  * The kernels are compiled by nvcc into an image within the worker (sm_80, sm_90, sm_100, sm_120,
  * and PTX for what is newer), loaded by the driver. Without nvcc at build time there is none:
- * `gradctl status` says so, and ranks that share a GPU go through the host. A file named by
+ * `gradctl status` says so, and ops that need one fail with a sentence. A file named by
  * GRADD_CUDA_KERNELS in the worker's environment takes the image's place.
  *
  * Thread: cuda_kernels_image(), _sources() any; the others the thread that launches on the device,
