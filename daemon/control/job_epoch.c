@@ -23,6 +23,8 @@ static const uint64_t MS = 1000000;
 static const uint64_t ABORT_LIMIT_NS = UINT64_C(700) * 1000000;
 /* A process that ended closes its links before its daemon can tell why. */
 static const uint64_t LOST_LINK_GRACE_NS = UINT64_C(300) * 1000000;
+/* Between questions to a worker whose GPUs are still busy with the failed epoch. */
+static const uint64_t DRAIN_POLL_NS = UINT64_C(50) * 1000000;
 static const uint64_t PING_NS = UINT64_C(500) * 1000000;
 
 static void on_worker_ready(void *data);
@@ -58,6 +60,15 @@ void job_epoch_deinit(struct job *job)
 
 /* ------------------------------------------------------------------ the end of an epoch */
 
+/* The worker answers once it has read the abort. */
+static void ask_after_abort(struct job *job)
+{
+    job->abort.is_pending = job_request_stats(job);
+    job->abort.seq = job->stats_seq;
+    if (job->abort.is_pending)
+        watch_arm(job->abort.limit, ABORT_LIMIT_NS);
+}
+
 static void send_abort(struct job *job)
 {
     Pb__EpochAbort abort = PB__EPOCH_ABORT__INIT;
@@ -70,10 +81,8 @@ static void send_abort(struct job *job)
     envelope.body_case = PB__ENVELOPE__BODY_EPOCH_ABORT;
     envelope.epoch_abort = &abort;
     worker_process_send(job->worker, &envelope, -1);
-    job->abort.is_pending = job_request_stats(job);
-    job->abort.seq = job->stats_seq;
-    if (job->abort.is_pending)
-        watch_arm(job->abort.limit, ABORT_LIMIT_NS);
+    job->abort.is_draining = false;
+    ask_after_abort(job);
 }
 
 static void tell_failed(struct job *job, const struct member *member)
@@ -134,6 +143,11 @@ void job_fail(struct job *job, const struct job_failure *failure, enum job_telle
 static void on_abort_limit(void *data)
 {
     struct job *job = data;
+    if (job->abort.is_waiting) {
+        job->abort.is_waiting = false;
+        ask_after_abort(job);
+        return;
+    }
     struct log_fields fields = job_fields(job);
     log_line(LOG_LEVEL_WARNING, "job", &fields,
              "the worker (pid %d) does not answer after its epoch failed and is killed",
@@ -142,9 +156,19 @@ static void on_abort_limit(void *data)
     worker_process_kill(job->worker);
 }
 
+/* Its GPUs are busy with what the epoch has left there. It ends itself if that does not end; the
+ * ranks need not wait for it, and the next epoch does. */
+static void on_abort_draining(struct job *job)
+{
+    if (!job->abort.is_draining)
+        tell_all_failed(job);
+    job->abort.is_draining = job->abort.is_waiting = true;
+    watch_arm(job->abort.limit, DRAIN_POLL_NS);
+}
+
 static void on_abort_obeyed(struct job *job)
 {
-    job->abort.is_pending = false;
+    job->abort.is_pending = job->abort.is_waiting = false;
     watch_disarm(job->abort.limit);
     job_settle(job);
 }
@@ -478,11 +502,25 @@ static void on_member_gone(struct job *job, const Pb__MemberGone *gone)
     }
 }
 
+/* GPUs or NCCL failed it. What still runs on them may take long to end. */
+static void on_epoch_failed(struct job *job, const Pb__EpochFailed *failed)
+{
+    if (failed->epoch != job->membership.epoch)
+        return;
+    struct job_failure failure = {-(int)failed->code, failed->text, failed->rank, failed->pid};
+    job_fail(job, &failure, TELL_AT_ONCE);
+    job_settle(job);
+}
+
 static void on_stats_reply(struct job *job, const Pb__StatsReply *reply)
 {
     job->asked_ns = 0;
-    if (job->abort.is_pending && reply->seq >= job->abort.seq)
-        on_abort_obeyed(job);
+    if (job->abort.is_pending && reply->seq >= job->abort.seq) {
+        if (reply->is_draining)
+            on_abort_draining(job);
+        else
+            on_abort_obeyed(job);
+    }
     if (reply->seq != job->query_seq || !reply->stats)
         return;
     size_t bytes = pb__job_stats__get_packed_size(reply->stats);
@@ -510,6 +548,9 @@ static void on_worker_message(void *data, const Pb__Envelope *envelope)
         job->n_stalled = envelope->stall_notice->n_stalled;
         snprintf(job->stall_text, sizeof job->stall_text, "%s", envelope->stall_notice->text);
         break;
+    case PB__ENVELOPE__BODY_EPOCH_FAILED:
+        on_epoch_failed(job, envelope->epoch_failed);
+        break;
     case PB__ENVELOPE__BODY_STATS_REPLY:
         on_stats_reply(job, envelope->stats_reply);
         break;
@@ -535,7 +576,7 @@ static void on_worker_ended(void *data, const char *how)
     job->worker = NULL;
     if (watch_is_armed(job->abort.limit))
         tell_all_failed(job); /* it may not have come to that */
-    job->abort.is_pending = false;
+    job->abort.is_pending = job->abort.is_waiting = false;
     watch_disarm(job->abort.limit);
     struct job_failure failure = {GRADD_ERR_RANK_LOST, text, -1, 0};
     job_fail(job, &failure, TELL_AT_ONCE);

@@ -34,6 +34,7 @@ static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n);
 static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);
 static bool on_exec_is_central(void *data, const struct plan_op *op);
 static void on_device_failed(void *data, int status, const char *text, bool broken);
+static void on_device_drained(void *data);
 static void on_mesh_up(void *data);
 static void on_mesh_lost(void *data, uint32_t node, const char *text);
 
@@ -144,6 +145,7 @@ static bool open_device_backend(struct epoch *epoch)
         .create_timeout_ns = setup->op_timeout_ns ? setup->op_timeout_ns : COMM_TIMEOUT_S * second,
         .is_alone = !epoch->layout,
         .on_failed = on_device_failed,
+        .on_drained = on_device_drained,
         .data = epoch,
     };
     if (!epoch->device_path)
@@ -389,8 +391,30 @@ bool epoch_on_device(struct epoch *epoch, struct member *member, struct cuda_dev
 static void on_device_failed(void *data, int status, const char *text, bool broken)
 {
     struct epoch *epoch = data;
+    char sentence[640];
+    snprintf(sentence, sizeof sentence, "%s epoch %llu: worker (node %.80s, pid %d): %s",
+             epoch->label, (unsigned long long)epoch->number, epoch->setup->node, (int)getpid(),
+             text);
     epoch->is_broken |= broken;
-    epoch_fail(epoch, status, text, -1, 0);
+    if (epoch->failure.status || epoch->is_retired) {
+        if (broken && epoch->failure.is_announced)
+            epoch->setup->on_broken(epoch->setup->data);
+        return;
+    }
+    /* Before the links end, which other nodes take for the cause. */
+    epoch->setup->on_failed(epoch->setup->data, epoch->number, status, sentence);
+    epoch_fail(epoch, status, sentence, -1, 0);
+}
+
+static void check_idle(struct epoch *epoch)
+{
+    if (epoch->is_retired && epoch_is_idle(epoch))
+        epoch->setup->on_over(epoch->setup->data);
+}
+
+static void on_device_drained(void *data)
+{
+    check_idle(data);
 }
 
 bool epoch_node_has_left(const struct epoch *epoch, uint32_t node)
@@ -490,8 +514,7 @@ static void on_exec_flush(void *data)
     await_cause(epoch);
     flush_members(epoch);
     announce_failure(epoch);
-    if (epoch->is_retired && epoch_is_idle(epoch))
-        epoch->setup->on_over(epoch->setup->data);
+    check_idle(epoch);
 }
 
 /* ------------------------------------------------------------------ stalls */
@@ -586,8 +609,6 @@ static void announce_failure(struct epoch *epoch)
 /* What waits for a rank, for data or for another node ends now. */
 static void fail_waiting(struct epoch *epoch, int status, const char *text)
 {
-    for (uint32_t i = 0; epoch->device_path && i < epoch->n_members; i++)
-        queue_table_poison(&epoch->members[i].queues);
     if (epoch->plan)
         plan_fail_all(epoch->plan, status, text);
     if (epoch->follower)
@@ -712,7 +733,9 @@ static void on_lost_timer(void *data)
         char text[640];
         snprintf(text, sizeof text, "%s epoch %llu: %s", epoch->label,
                  (unsigned long long)epoch->number,
-                 epoch->lost_link[0] ? epoch->lost_link : "the links between its nodes are gone");
+                 epoch->lost_link[0] ? epoch->lost_link
+                 : epoch->layout     ? "the links between its nodes are gone"
+                                     : "an op ended without its data, and nobody has said why");
         epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, -1, 0);
     }
 }
@@ -770,5 +793,10 @@ void epoch_retire(struct epoch *epoch)
 
 bool epoch_is_idle(const struct epoch *epoch)
 {
-    return exec_is_idle(epoch->exec);
+    return exec_is_idle(epoch->exec) && !epoch_is_draining(epoch);
+}
+
+bool epoch_is_draining(const struct epoch *epoch)
+{
+    return epoch->device && nccl_is_draining(epoch->device);
 }

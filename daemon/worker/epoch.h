@@ -50,6 +50,8 @@ struct epoch_setup {
     void (*on_member_gone)(void *data, uint64_t epoch, const struct member *member, int status,
                            const char *text);
     void (*on_stall)(void *data, uint64_t epoch, uint32_t n_stalled, const char *text);
+    void (*on_failed)(void *data, uint64_t epoch, int status,
+                      const char *text); /* by GPUs or NCCL */
     void (*on_over)(void *data); /* the last member is gone, or all were told of the failure */
     /* A GPU's context is lost: once the epoch's failure is told, the process has to go. */
     void (*on_broken)(void *data);
@@ -146,6 +148,8 @@ void epoch_on_member_closed(struct epoch *epoch, struct member *member, const ch
  * itself. */
 void epoch_retire(struct epoch *epoch);
 bool epoch_is_idle(const struct epoch *epoch);
+/* It has failed or was retired, and something of it is still on the GPUs. */
+bool epoch_is_draining(const struct epoch *epoch);
 /* Nobody is left here, nor, on the coordinator of an epoch that has not failed, elsewhere. */
 bool epoch_is_over(const struct epoch *epoch);
 

@@ -14,7 +14,7 @@ enum run_state {
     RUN_RUNNING,   /* in a batch */
     RUN_STARVED,   /* on exec->starved: a rank has not fed enough */
     RUN_COUNTING,  /* on exec->counting: it has run, other nodes still count its NaN */
-    RUN_BROKEN,    /* on exec->broken: by a lost link; the epoch's failure will end it in words */
+    RUN_BROKEN,    /* on exec->broken: something is lost; the epoch's failure ends it in words */
 };
 
 /* An op being executed. Recycled. */
@@ -218,7 +218,7 @@ static void tell_success(struct run *run, const struct request_result *nonfinite
         tell_parts(op, GRADD_OK, "", &result);
         break;
     default:
-        tell_parts(op, GRADD_OK, "", nonfinite->nonfinite ? nonfinite : NULL);
+        tell_parts(op, GRADD_OK, "", nonfinite && nonfinite->nonfinite ? nonfinite : NULL);
     }
     if (counts != stack)
         free(counts);
@@ -583,6 +583,7 @@ static void fill_batches(struct exec *exec, struct batch *host, struct batch *de
         run->op.end = is_sliced(run->plan_op) ? ready_of(run->plan_op) : 0;
         run->state = RUN_RUNNING;
         exec->n_running++;
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a kind with runs has its batch */
         batch->base.ops[batch->base.n_ops++] = &run->op;
     }
 }
@@ -647,10 +648,11 @@ static void on_slice_done(struct exec *exec, struct run *run)
     queue_run(exec, run);
 }
 
-/* The backend knows that a link broke, and not why: that comes as the epoch's failure. */
+/* The backend knows that a link, a GPU or a rank is lost, and not why: that comes as the epoch's
+ * failure. */
 static void on_slice_failed(struct exec *exec, struct run *run)
 {
-    if (run->op.status != GRADD_ERR_RANK_LOST || !exec->node_of) {
+    if (run->op.status != GRADD_ERR_RANK_LOST || !(exec->node_of || run->op.is_device)) {
         end_run(exec, run, run->op.status, run->op.text);
     } else if (exec->aborted) {
         end_run(exec, run, exec->aborted, exec->abort_text);

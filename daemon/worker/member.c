@@ -68,7 +68,7 @@ void member_disconnect(struct member *member, enum member_state state)
     conn_free(member->conn);
     member->conn = NULL;
     member->n_done = member->n_enqueued = 0;
-    queue_table_deinit(&member->queues);
+    queue_table_deinit(&member->queues, state != MEMBER_LEFT);
     region_table_deinit(&member->regions);
 }
 
@@ -646,15 +646,13 @@ static void submit_one(struct member *member, const Pb__Submit *submit)
     }
     int status = GRADD_OK;
     bool is_ordered = pin_order(request, submit, &text);
-    if (!is_ordered) {
-        status = GRADD_ERR_INVALID;
-    } else if (member->stats.in_flight > epoch->setup->max_in_flight) {
+    if (is_ordered && member->stats.in_flight > epoch->setup->max_in_flight) {
         status = GRADD_ERR_NO_MEMORY;
         text = "is one more than max_in_flight allows on one rank";
-    } else if (!request_copy_counts(request, submit->counts, submit->n_counts)) {
+    } else if (is_ordered && !request_copy_counts(request, submit->counts, submit->n_counts)) {
         status = GRADD_ERR_NO_MEMORY;
         text = "found no memory in the worker";
-    } else if (!request_pin(request, submit, &text)) {
+    } else if (!is_ordered || !request_pin(request, submit, &text)) {
         status = GRADD_ERR_INVALID;
     }
     if (status == GRADD_OK) {

@@ -71,6 +71,16 @@ static void on_stall(void *data, uint64_t epoch, uint32_t n_stalled, const char 
     push(data, PB__ENVELOPE__BODY_STALL_NOTICE, &notice);
 }
 
+static void on_failed(void *data, uint64_t epoch, int status, const char *text)
+{
+    Pb__EpochFailed failed = PB__EPOCH_FAILED__INIT;
+    failed.epoch = epoch;
+    failed.code = (uint32_t)-status;
+    failed.text = (char *)text;
+    failed.rank = -1;
+    push(data, PB__ENVELOPE__BODY_EPOCH_FAILED, &failed);
+}
+
 static void on_links_up(void *data, uint64_t epoch)
 {
     Pb__LinksUp up = PB__LINKS_UP__INIT;
@@ -319,8 +329,18 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
     push(worker, PB__ENVELOPE__BODY_READY, &ready);
 }
 
+/* The GPUs are not free for another epoch. */
+static bool is_draining(const struct worker *worker)
+{
+    for (const struct epoch *epoch = worker->retired; epoch; epoch = epoch->next)
+        if (epoch_is_draining(epoch))
+            return true;
+    return worker->epoch && epoch_is_draining(worker->epoch);
+}
+
 static void push_stats(void *data, Pb__StatsReply *reply)
 {
+    reply->is_draining = is_draining(data);
     push(data, PB__ENVELOPE__BODY_STATS_REPLY, reply);
 }
 
@@ -394,6 +414,7 @@ struct worker *worker_new(struct loop *loop, int take_fd)
         .quota = &worker->quota,
         .on_member_gone = on_member_gone,
         .on_stall = on_stall,
+        .on_failed = on_failed,
         .on_links_up = on_links_up,
         .on_link_lost = on_link_lost,
         .on_over = on_over,

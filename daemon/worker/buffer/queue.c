@@ -17,6 +17,7 @@
 #include "envelope.pb-c.h"
 
 enum {
+    QUEUES_MAX = 1024, /* of a rank */
     HANDLE_BYTES = 64,
     PAGE_BYTES = 4096, /* of flag order */
     FINISHED_WORD = 8, /* word of slot 0; word 0 is `produced` */
@@ -51,6 +52,7 @@ struct queue {
     int fd;           /* flag order, while opening */
     _Atomic int64_t *words;
     CUdeviceptr words_on_device;
+    _Atomic uint64_t unsure_from; /* from this ticket on nobody knows what was produced */
     bool is_registered;
     int open_status;
     char text[240];
@@ -124,11 +126,26 @@ static void free_if_unused(struct queue *queue)
     chores_add(queue->chores, &queue->chore);
 }
 
-/* What waits for the trainer's stream waits no more. */
-static void poison(struct queue *queue)
+/* In flag order the word tells what the trainer's stream has produced; events tell nothing once
+ * their process is gone. Before what waits can go on, so that who sees it done sees this too. */
+static void set_unsure(struct queue *queue)
 {
-    if (queue->words)
-        atomic_store_explicit(&queue->words[0], INT64_MAX, memory_order_release);
+    uint64_t from = queue->words ? (uint64_t)atomic_load(&queue->words[0]) + 1 : 0;
+    uint64_t known = UINT64_MAX;
+    atomic_compare_exchange_strong(&queue->unsure_from, &known, from);
+}
+
+void queue_poison(struct queue *queue)
+{
+    if (!queue->words)
+        return;
+    set_unsure(queue);
+    atomic_store_explicit(&queue->words[0], INT64_MAX, memory_order_release);
+}
+
+bool queue_is_unsure(const struct queue *queue, uint64_t ticket)
+{
+    return ticket >= atomic_load(&queue->unsure_from);
 }
 
 static uint32_t *count_of(struct queue *queue)
@@ -149,7 +166,6 @@ static void close_queue(struct queue *queue)
         queue_free(queue);
     } else if (state == QUEUE_READY) {
         --*count_of(queue);
-        poison(queue);
         free_if_unused(queue);
     } /* else on_opened() goes on from here */
 }
@@ -163,20 +179,14 @@ bool queue_close(struct queue_table *table, uint32_t id)
     return queue;
 }
 
-void queue_table_deinit(struct queue_table *table)
-{
-    struct queue *queue, *next;
-    HASH_ITER(hh, table->by_id, queue, next)
-    close_queue(queue);
-}
-
-void queue_table_poison(struct queue_table *table)
+void queue_table_deinit(struct queue_table *table, bool is_lost)
 {
     struct queue *queue, *next;
     HASH_ITER(hh, table->by_id, queue, next)
     {
-        if (queue->state == QUEUE_READY)
-            poison(queue);
+        if (is_lost && queue->state == QUEUE_READY)
+            set_unsure(queue);
+        close_queue(queue);
     }
 }
 
@@ -336,6 +346,8 @@ static const char *check_request(const struct queue_table *table,
     HASH_FIND(hh, table->by_id, &request->id, sizeof request->id, queue);
     if (request->id == 0 || queue)
         return queue ? "the id is in use" : "0 is no queue id";
+    if (HASH_COUNT(table->by_id) == QUEUES_MAX)
+        return "the rank has too many queues";
     if (request->slots == 0 || request->slots > QUEUE_SLOTS_MAX)
         return "a queue has 1 to 256 slots";
     if (request->order == PB__QUEUE_ORDER__ORDER_EVENT)
@@ -359,6 +371,7 @@ static struct queue *queue_new(struct queue_table *table, const struct queue_req
     queue->chores = table->chores;
     queue->devices = table->devices;
     queue->fd = request->take_fd;
+    atomic_store(&queue->unsure_from, UINT64_MAX);
     if (request->order == PB__QUEUE_ORDER__ORDER_EVENT) {
         const size_t bytes = (size_t)request->slots * HANDLE_BYTES;
         queue->handles = malloc(bytes);

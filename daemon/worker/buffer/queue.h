@@ -45,12 +45,12 @@ typedef void queue_opened_fn(void *data, uint32_t id, int status, const char *te
 
 void queue_table_init(struct queue_table *table, struct chores *chores,
                       struct cuda_device_table *devices);
-/* Close every queue. In flag order the trainer's word is poisoned, so that no stream of this worker
- * waits for a trainer that is gone. */
-void queue_table_deinit(struct queue_table *table);
-
-/* The epoch has failed: what waits for a trainer's stream in flag order waits no more. */
-void queue_table_poison(struct queue_table *table);
+/*
+ * Close every queue. is_lost: the trainer did not leave in order, so that nothing says any more
+ * whether what its streams had under way has happened (queue_is_unsure()). What waits for them
+ * waits on: only who has ended the communicators may let it go (queue_poison()).
+ */
+void queue_table_deinit(struct queue_table *table, bool is_lost);
 
 void queue_open(struct queue_table *table, const struct queue_request *request,
                 queue_opened_fn *opened, void *data);
@@ -62,6 +62,13 @@ struct queue *queue_pin(struct queue_table *table, uint32_t id, const char **out
 void queue_unpin(struct queue *queue); /* NULL-safe */
 
 struct cuda_device *queue_device(const struct queue *queue);
+
+/* Any thread, pinned. In flag order what waits for the trainer's stream waits no more; inputs that
+ * were not there by then are unsure. */
+void queue_poison(struct queue *queue);
+/* Any thread, pinned: what ran after queue_wait_inputs() of this ticket may have run before the
+ * trainer's stream came so far. */
+bool queue_is_unsure(const struct queue *queue, uint64_t ticket);
 
 /* Submitter thread: what is launched on the device's stream from here on sees the ticket's inputs.
  */

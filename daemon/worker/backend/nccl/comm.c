@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/comm.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/reduce/convert.h"
+
+enum {
+    DESCRIBED_MAX = 3, /* GPUs in one sentence */
+    DESCRIBED_BYTES = 256,
+};
 
 static const uint64_t close_timeout_ns = 5000000000;
 
@@ -85,15 +91,55 @@ const char *comm_state_name(const struct comm *comm)
     return comm_is_single(comm) ? "one GPU" : names[atomic_load(&comm->state)];
 }
 
+static void append(char *text, size_t bytes, const char *format, ...)
+{
+    const size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+/* " (ranks 0, 2)" */
+static void append_ranks(const struct comm *comm, uint32_t gpu_rank, char *text, size_t bytes)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < comm->map.n_ranks; i++)
+        n += comm->map.gpu_of[i] == gpu_rank;
+    const char *before = n == 1 ? " (rank " : " (ranks ";
+    for (uint32_t i = 0; i < comm->map.n_ranks; i++) {
+        if (comm->map.gpu_of[i] != gpu_rank)
+            continue;
+        append(text, bytes, "%s%u", before, comm->ranks[i]);
+        before = ", ";
+    }
+    append(text, bytes, ")");
+}
+
+void comm_describe_gpus(const struct comm *comm, uint32_t first, uint32_t n, char *text,
+                        size_t bytes)
+{
+    *text = '\0';
+    for (uint32_t i = first; i < comm->map.n_local && i < first + n; i++) {
+        append(text, bytes, "%s%s", i > first ? ", " : "", comm->gpus[i].device->uuid_text);
+        append_ranks(comm, comm->gpus[i].rank, text, bytes);
+    }
+}
+
 static void set_state(struct comm *comm, enum comm_state state)
 {
     atomic_store(&comm->state, state);
 }
 
-static void fail(struct comm *comm, const char *doing, ncclResult_t rc, char *text, size_t bytes)
+/* gpu: on which this happened, or one beyond this node's. */
+static void fail(struct comm *comm, uint32_t gpu, const char *what, ncclResult_t rc, char *text,
+                 size_t bytes)
 {
+    char where[DESCRIBED_BYTES];
+    const bool is_known = gpu < comm->map.n_local;
     set_state(comm, COMM_FAILED);
-    snprintf(text, bytes, "NCCL could not %s: %s", doing, nccl_table_error(comm->nccl, rc));
+    comm_describe_gpus(comm, is_known ? gpu : 0, is_known ? 1 : DESCRIBED_MAX, where, sizeof where);
+    snprintf(text, bytes, "%s: NCCL %s: %s", where, what, nccl_table_error(comm->nccl, rc));
 }
 
 /* ------------------------------------------------------------------ coming up */
@@ -110,10 +156,11 @@ static ncclConfig_t nccl_config(const struct comm *comm)
     return config;
 }
 
-static ncclResult_t init_ranks(struct comm *comm)
+static ncclResult_t init_ranks(struct comm *comm, uint32_t *out_gpu)
 {
     ncclConfig_t config = nccl_config(comm);
     ncclResult_t rc = comm->nccl->group_start();
+    *out_gpu = UINT32_MAX;
     for (uint32_t i = 0; rc == ncclSuccess && i < comm->map.n_local; i++) {
         struct comm_gpu *gpu = &comm->gpus[i];
         gpu->device->cuda->ctx_set(gpu->device->context);
@@ -121,6 +168,8 @@ static ncclResult_t init_ranks(struct comm *comm)
                                    &config);
         if (rc == ncclInProgress)
             rc = ncclSuccess;
+        if (rc != ncclSuccess)
+            *out_gpu = i;
     }
     const ncclResult_t end = comm->nccl->group_end();
     return rc == ncclSuccess ? end : rc;
@@ -129,6 +178,7 @@ static ncclResult_t init_ranks(struct comm *comm)
 static void begin(struct comm *comm, uint64_t now_ns, char *text, size_t bytes)
 {
     ncclResult_t rc = ncclSuccess;
+    uint32_t gpu = UINT32_MAX;
     if (!comm->nccl) {
         set_state(comm, COMM_FAILED);
         const char *why = "";
@@ -140,19 +190,20 @@ static void begin(struct comm *comm, uint64_t now_ns, char *text, size_t bytes)
         rc = comm->nccl->get_unique_id(&comm->id);
     comm->has_id = true;
     if (rc == ncclSuccess)
-        rc = init_ranks(comm);
+        rc = init_ranks(comm, &gpu);
     if (rc != ncclSuccess && rc != ncclInProgress) {
-        fail(comm, "begin a communicator", rc, text, bytes);
+        fail(comm, gpu, "could not begin a communicator", rc, text, bytes);
         return;
     }
     comm->deadline_ns = now_ns + comm->config.timeout_ns;
     set_state(comm, COMM_CREATING);
 }
 
-/* ncclSuccess, ncclInProgress, or the first error. */
-static ncclResult_t ask_all(const struct comm *comm)
+/* ncclSuccess, ncclInProgress, or the first error, of GPU *out_gpu. */
+static ncclResult_t ask_all(const struct comm *comm, uint32_t *out_gpu)
 {
     ncclResult_t whole = ncclSuccess;
+    *out_gpu = UINT32_MAX;
     for (uint32_t i = 0; i < comm->map.n_local; i++) {
         ncclResult_t now = ncclInternalError;
         ncclResult_t rc = comm->gpus[i].handle
@@ -162,6 +213,8 @@ static ncclResult_t ask_all(const struct comm *comm)
             now = ncclInProgress;
         else if (rc != ncclSuccess)
             now = rc;
+        if (now != ncclSuccess)
+            *out_gpu = i;
         if (now != ncclSuccess && now != ncclInProgress)
             return now;
         if (now == ncclInProgress)
@@ -173,16 +226,20 @@ static ncclResult_t ask_all(const struct comm *comm)
 static void poll(struct comm *comm, uint64_t now_ns, char *text, size_t bytes)
 {
     const bool is_creating = atomic_load(&comm->state) == COMM_CREATING;
-    const ncclResult_t rc = ask_all(comm);
+    uint32_t gpu;
+    const ncclResult_t rc = ask_all(comm, &gpu);
     if (rc == ncclSuccess) {
         set_state(comm, COMM_READY);
     } else if (rc != ncclInProgress) {
-        fail(comm, is_creating ? "make a communicator" : "launch", rc, text, bytes);
+        fail(comm, gpu, is_creating ? "could not make a communicator" : "could not launch", rc,
+             text, bytes);
     } else if (now_ns > comm->deadline_ns) {
+        char where[DESCRIBED_BYTES];
+        comm_describe_gpus(comm, 0, DESCRIBED_MAX, where, sizeof where);
         set_state(comm, COMM_FAILED);
-        snprintf(text, bytes, "NCCL %s within %.3g s: do all GPUs reach each other?",
+        snprintf(text, bytes, "%s: NCCL %s within %.3g s: do all %u GPUs reach each other?", where,
                  is_creating ? "did not connect the GPUs" : "did not launch",
-                 (double)comm->config.timeout_ns / 1e9);
+                 (double)comm->config.timeout_ns / 1e9, comm->map.n_gpus);
     }
 }
 
@@ -216,7 +273,7 @@ void comm_issued(struct comm *comm, ncclResult_t rc, uint64_t now_ns, char *text
         comm->deadline_ns = now_ns + comm->config.timeout_ns;
         set_state(comm, COMM_BUSY);
     } else if (rc != ncclSuccess) {
-        fail(comm, "launch", rc, text, bytes);
+        fail(comm, UINT32_MAX, "could not launch", rc, text, bytes);
     }
 }
 
@@ -224,11 +281,11 @@ bool comm_check(struct comm *comm, char *text, size_t bytes)
 {
     if (atomic_load(&comm->state) != COMM_READY)
         return true;
-    const ncclResult_t rc = ask_all(comm);
+    uint32_t gpu;
+    const ncclResult_t rc = ask_all(comm, &gpu);
     if (rc == ncclSuccess || rc == ncclInProgress)
         return true;
-    set_state(comm, COMM_FAILED);
-    snprintf(text, bytes, "NCCL met an error: %s", nccl_table_error(comm->nccl, rc));
+    fail(comm, gpu, "met an error", rc, text, bytes);
     return false;
 }
 
@@ -308,9 +365,11 @@ static bool end_all(struct comm *comm, ncclResult_t (*end)(ncclComm_t comm))
     const ncclResult_t last = comm->nccl->group_end();
     if (rc == ncclSuccess && last != ncclInProgress)
         rc = last;
-    while (rc == ncclSuccess && ask_all(comm) == ncclInProgress && clock_now_ns() < deadline_ns)
+    uint32_t gpu;
+    while (rc == ncclSuccess && ask_all(comm, &gpu) == ncclInProgress &&
+           clock_now_ns() < deadline_ns)
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-    return rc == ncclSuccess && ask_all(comm) == ncclSuccess;
+    return rc == ncclSuccess && ask_all(comm, &gpu) == ncclSuccess;
 }
 
 void comm_close(struct comm *comm)

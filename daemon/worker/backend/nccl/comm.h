@@ -75,6 +75,10 @@ bool comm_has_gpus(const struct comm *comm, const uint32_t *gpu_of);
 /* The set's ranks share one GPU. */
 bool comm_is_single(const struct comm *comm);
 const char *comm_state_name(const struct comm *comm);
+/* This node's GPUs from number `first` on, and whose they are: "GPU-... (ranks 0, 2)"; at most n.
+ */
+void comm_describe_gpus(const struct comm *comm, uint32_t first, uint32_t n, char *text,
+                        size_t bytes);
 
 /* NEW: begin. CREATING, BUSY: look again. Returns the state; text[bytes] says why when FAILED. */
 enum comm_state comm_advance(struct comm *comm, uint64_t now_ns, char *text, size_t bytes);

@@ -141,15 +141,30 @@ static void tell_clients(struct submitter *s)
     }
 }
 
+/* Did the op run on what a rank had not brought, because that rank is lost? */
+static bool is_unsure(const struct backend_op *op)
+{
+    for (uint32_t i = 0; i < op->n_ranks; i++)
+        if (op->parts[i].queue && queue_is_unsure(op->parts[i].queue, op->parts[i].ticket))
+            return true;
+    return false;
+}
+
 /* The ops that were launched end as the submission did. */
 static void settle(struct submission *submission)
 {
     struct backend_batch *batch = submission->batch;
     for (size_t i = 0; i < batch->n_ops; i++) {
-        if (batch->ops[i]->status != GRADD_OK || submission->s.status == GRADD_OK)
+        struct backend_op *op = batch->ops[i];
+        if (op->status != GRADD_OK)
             continue;
-        batch->ops[i]->status = submission->s.status;
-        batch->ops[i]->text = submission->s.text;
+        if (submission->s.status != GRADD_OK) {
+            op->status = submission->s.status;
+            op->text = submission->s.text;
+        } else if (is_unsure(op)) {
+            op->status = GRADD_ERR_RANK_LOST;
+            op->text = "a rank was lost before its data is known to have been there";
+        }
     }
 }
 
@@ -255,10 +270,11 @@ static void on_broken(struct submitter *s, struct submission *submission, CUresu
 
 static void on_late(struct submitter *s, struct submission *submission)
 {
-    char text[512];
+    char text[512], where[256];
     const double seconds = (double)submission->client->op_timeout_ns / 1e9;
+    comm_describe_gpus(submission->comms[0], 0, 3, where, sizeof where);
     snprintf(text, sizeof text,
-             "%zu %s of %u ranks did not end on the GPUs within %.3g s (op_timeout_s)",
+             "%s: %zu %s of %u ranks did not end on the GPUs within %.3g s (op_timeout_s)", where,
              submission->batch->n_ops, submission->batch->n_ops > 1 ? "ops" : "op",
              submission->batch->ops[0]->n_ranks, seconds);
     submission->s.deadline_ns = 0;
@@ -580,7 +596,19 @@ static struct comm *first_comm(struct submitter *s, const struct submitter_clien
     return first;
 }
 
-/* What ran on communicators that are aborted has no result. */
+/* What waits for trainers that are lost, or for communicators, waits no more. */
+static void poison_queues(const struct submission *submission)
+{
+    for (size_t i = 0; i < submission->batch->n_ops; i++) {
+        const struct backend_op *op = submission->batch->ops[i];
+        for (uint32_t rank = 0; rank < op->n_ranks; rank++)
+            if (op->parts[rank].queue)
+                queue_poison(op->parts[rank].queue);
+    }
+}
+
+/* What ran on communicators that are aborted has no result. They end first: what is poisoned goes
+ * on without its data, which must not travel to other GPUs. */
 static void abort_client(struct submitter *s, struct submitter_client *client)
 {
     look(s); /* what is over is over */
@@ -590,6 +618,9 @@ static void abort_client(struct submitter *s, struct submitter_client *client)
     for (struct submission *running = s->running; running; running = running->s.next)
         if (running->client == client && running->s.uses_nccl)
             set_failure(running, client->abort_status, client->abort_text);
+    for (const struct submission *running = s->running; running; running = running->s.next)
+        if (running->client == client)
+            poison_queues(running);
 }
 
 static void close_client(struct submitter *s, struct submitter_client *client)

@@ -342,24 +342,33 @@ static void drain(struct queue *queue)
     queue_unpin(queue);
 }
 
-START_TEST(a_closed_queue_lets_the_worker_go_on)
+/* Who has ended the communicators lets it go on, and knows that the input was not there. */
+START_TEST(a_wait_for_a_lost_trainer_ends_by_poison_alone)
+{
+    struct peer peer = start(FLAG, park);
+    expect_byte(peer);
+    struct queue *queue = wait_for_nothing();
+    const struct cuda_device *device = queue_device(queue);
+    ck_assert(!queue_is_unsure(queue, 1));
+    queue_table_deinit(&bench.queues, true);
+    ck_assert(queue_is_unsure(queue, 1));
+    GIVES(CUDA_ERROR_NOT_READY, device->cuda->stream_query(device->stream));
+    queue_poison(queue);
+    drain(queue);
+    end(peer);
+}
+END_TEST
+
+START_TEST(a_queue_that_is_closed_in_order_is_sure_of_its_inputs)
 {
     struct peer peer = start(FLAG, park);
     expect_byte(peer);
     struct queue *queue = wait_for_nothing();
     ck_assert(queue_close(&bench.queues, 1));
     ck_assert(!queue_close(&bench.queues, 1));
-    drain(queue);
-    end(peer);
-}
-END_TEST
-
-START_TEST(a_failed_epoch_lets_the_worker_go_on)
-{
-    struct peer peer = start(FLAG, park);
-    expect_byte(peer);
-    struct queue *queue = wait_for_nothing();
-    queue_table_poison(&bench.queues);
+    ck_assert(!queue_is_unsure(queue, 1));
+    queue_poison(queue);
+    ck_assert(queue_is_unsure(queue, 1));
     drain(queue);
     end(peer);
 }
@@ -371,7 +380,7 @@ START_TEST(a_pin_outlives_the_table)
     expect_byte(peer);
     const char *text = "";
     struct queue *queue = pin_queue();
-    queue_table_deinit(&bench.queues);
+    queue_table_deinit(&bench.queues, false);
     ck_assert_ptr_null(queue_pin(&bench.queues, 1, &text));
     launch(queue, 1);
     ck_assert_uint_eq(cu.count("cuEventDestroy_v2"), 0);
@@ -446,7 +455,7 @@ START_TEST(the_owner_may_go_while_its_queue_opens)
     bench_setup();
     r.take_fd = sealed_page(F_SEAL_SHRINK);
     queue_open(&bench.queues, &r, bench_on_queue, NULL);
-    queue_table_deinit(&bench.queues); /* it waits for the device */
+    queue_table_deinit(&bench.queues, false); /* it waits for the device */
     r.take_fd = sealed_page(F_SEAL_SHRINK);
     request_queue(&r);
     ck_assert_int_eq(bench.status, GRADD_OK);
@@ -470,8 +479,8 @@ int main(void)
         delays_at_every_step_change_nothing_with_events,
         delays_at_every_step_change_nothing_with_flags,
         skipped_ops_leave_no_stream_waiting,
-        a_closed_queue_lets_the_worker_go_on,
-        a_failed_epoch_lets_the_worker_go_on,
+        a_wait_for_a_lost_trainer_ends_by_poison_alone,
+        a_queue_that_is_closed_in_order_is_sure_of_its_inputs,
         a_pin_outlives_the_table,
         what_is_no_queue_is_refused,
         a_gpu_without_events_or_flags_says_so,

@@ -40,7 +40,7 @@ void bench_setup(void)
 void bench_teardown(void)
 {
     CUcontext ignored;
-    queue_table_deinit(&bench.queues);
+    queue_table_deinit(&bench.queues, false);
     region_table_deinit(&bench.regions);
     chores_free(bench.chores);
     for (const struct cuda_device *d = cuda_device_first(bench.devices); d; d = d->next) {
