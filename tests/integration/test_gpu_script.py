@@ -37,6 +37,14 @@ def test_every_check_passes_on_the_fakes(tmp_path: Path) -> None:
     assert "two: ok" in text and "| trainer killed: error on rank 0 |" in text
 
 
+def test_results_are_right_whatever_the_streams_delays() -> None:
+    done = run(SCRIPT, "--fakes", "--only", "two,four,memory,order_event,order_flag,two_daemons",
+               GRADD_FAKE_CUDA_DELAY_US="1500", GRADD_FAKE_CUDA_SEED="7",
+               GRADD_FAKE_NCCL_IN_PROGRESS="2", GRADD_FAKE_NCCL_LAUNCH_MS="5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 checks, 0 failed" in done.stdout
+
+
 def test_a_check_that_fails_is_told(tmp_path: Path) -> None:
     done = run(SCRIPT, "--fakes", "--only", "two_daemons,alone",
                GRADD_FAKE_NCCL_FAIL="ncclAllReduce:1+:3")
