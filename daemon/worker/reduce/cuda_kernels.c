@@ -74,7 +74,7 @@ static void find_image(void)
         read_image_file(path);
     } else if (cuda_image_names[0] != '\0') {
         image.data = cuda_image_begin;
-        image.bytes = (size_t)(cuda_image_end - cuda_image_begin);
+        image.bytes = (uintptr_t)cuda_image_end - (uintptr_t)cuda_image_begin;
         snprintf(image.text, sizeof(image.text), "%s", cuda_image_names);
     } else {
         snprintf(image.text, sizeof(image.text), "none (built without nvcc)");
