@@ -52,6 +52,7 @@ struct job {
         bool is_pending;
         bool is_draining; /* GPUs are busy with the epoch: the daemon has told the ranks */
         bool is_waiting;  /* to ask again */
+        uint64_t since_ns;
         uint64_t seq;
         int code, rank;
         pid_t pid;

@@ -25,6 +25,7 @@ static const uint64_t ABORT_LIMIT_NS = UINT64_C(700) * 1000000;
 static const uint64_t LOST_LINK_GRACE_NS = UINT64_C(300) * 1000000;
 /* Between questions to a worker whose GPUs are still busy with the failed epoch. */
 static const uint64_t DRAIN_POLL_NS = UINT64_C(50) * 1000000;
+static const uint64_t DRAIN_LIMIT_NS = UINT64_C(1000) * 1000000;
 static const uint64_t PING_NS = UINT64_C(500) * 1000000;
 
 static void on_worker_ready(void *data);
@@ -82,6 +83,7 @@ static void send_abort(struct job *job)
     envelope.epoch_abort = &abort;
     worker_process_send(job->worker, &envelope, -1);
     job->abort.is_draining = false;
+    job->abort.since_ns = clock_now_ns();
     ask_after_abort(job);
 }
 
@@ -139,21 +141,36 @@ void job_fail(struct job *job, const struct job_failure *failure, enum job_telle
         tell_failed(job, culprit); /* the worker has lost it */
 }
 
-/* The worker does not read what it is sent. The epoch is over: nothing is lost with it. */
+/* The epoch is over: nothing is lost with the worker. */
+static void kill_after_abort(struct job *job, const char *why)
+{
+    struct log_fields fields = job_fields(job);
+    log_line(LOG_LEVEL_WARNING, "job", &fields, "the worker (pid %d) %s and is killed",
+             (int)worker_process_pid(job->worker), why);
+    tell_all_failed(job);
+    worker_process_kill(job->worker);
+}
+
+/* The other nodes have begun the next epoch and wait for this one's links, but not for long. */
+static bool is_waited_for(const struct job *job)
+{
+    uint64_t limit_ns = job->jobs->config->peer_dead_ms * MS / 4;
+    if (limit_ns > DRAIN_LIMIT_NS)
+        limit_ns = DRAIN_LIMIT_NS;
+    return job->pending && clock_now_ns() - job->abort.since_ns > limit_ns;
+}
+
 static void on_abort_limit(void *data)
 {
     struct job *job = data;
-    if (job->abort.is_waiting) {
+    if (!job->abort.is_waiting) {
+        kill_after_abort(job, "does not answer after its epoch failed");
+    } else if (is_waited_for(job)) {
+        kill_after_abort(job, "has not freed its GPUs when another epoch begins");
+    } else {
         job->abort.is_waiting = false;
         ask_after_abort(job);
-        return;
     }
-    struct log_fields fields = job_fields(job);
-    log_line(LOG_LEVEL_WARNING, "job", &fields,
-             "the worker (pid %d) does not answer after its epoch failed and is killed",
-             (int)worker_process_pid(job->worker));
-    tell_all_failed(job);
-    worker_process_kill(job->worker);
 }
 
 /* Its GPUs are busy with what the epoch has left there. It ends itself if that does not end; the

@@ -5,10 +5,14 @@ of it is left."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
+import socket
 import time
+from pathlib import Path
+from random import Random
 from typing import Any, Iterable
 
 import pytest
@@ -17,12 +21,14 @@ import gradd_ctypes as api
 from gpu import FAKES, Gpus
 from gradd_ctypes import STATUS
 from harness import SLOW, Daemon, Trainer, World, eventually, settle, wait_for_exit
+from wire import RawConnection
 
 pytestmark = pytest.mark.skipif(
     not ((FAKES / "libcuda.so.1").exists() and (FAKES / "libnccl.so.2").exists()),
     reason=f"{FAKES}/libcuda.so.1 or libnccl.so.2 is not built")
 
 N = 5000
+SEED = int(os.environ.get("GRADD_TEST_SEED") or time.time_ns() % 1000000)
 NODE = "gpunode"
 ORDERS = ["event", "flag"]
 FAKE_SPOKE = re.compile(r"^fake lib(cuda|nccl): .*$", re.MULTILINE)
@@ -369,3 +375,362 @@ def test_a_worker_killed_while_streams_wait(world: World, devices: list[int], or
     settle(trainers, "open_gate", gate="later")
     assert all(settle(trainers, "await_stream", stream="s"))
     again(world, trainers, n=3)
+
+
+# ------------------------------------------------------------------ imports, contexts, libraries
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_memory_that_can_not_be_imported_is_copied(world: World, order: str) -> None:
+    """By the trainer, to memory that can."""
+    node = Node(world)
+    trainers = join(world, node, node.node(order=order), [0, 0])
+    node.inject("gradd-worker/cuIpcOpenMemHandle:*:201")
+    sums_are_right(trainers, 3)
+    assert settle(trainers, "cuda_counts", names=["cuMemCreate"]) == [{"cuMemCreate": 1}] * 2
+
+
+def test_an_import_that_fails_is_told_and_heals(world: World) -> None:
+    """The rank whose memory it is hears why, when it submits; nothing else is hurt."""
+    node = Node(world)
+    trainers = join(world, node, node.node(), [0, 0])
+    expect_ok(settle(trainers, "tensor", key="a", count=N, kind="chunks", chunks=[2 << 20]))
+    node.inject("gradd-worker/cuMemImportFromShareableHandle:*:201")
+    answers = settle(trainers, "submit_device", handle="x", stream="s", ops=[
+        {"kind": api.ALLREDUCE, "name": "x", "redop": api.SUM, "in": "a", "out": "a", "count": N}])
+    for answer in answers:
+        assert answer["status"] < 0 and "201" in answer["error"], answer
+    node.inject("")
+    sums_are_right(trainers, 2)
+
+
+@pytest.mark.parametrize("error, word", [(2, "OUT_OF_MEMORY"), (46, "UNAVAILABLE")])
+def test_a_gpu_without_room_for_a_context_is_told(world: World, error: int, word: str) -> None:
+    """Memory that is full, or a compute mode that lets nobody else in."""
+    node = Node(world)
+    daemon = node.node()
+    trainers = join(world, node, daemon, [0, 0])
+    node.inject(f"gradd-worker/cuDevicePrimaryCtxRetain:*:{error},"
+                f"gradd-worker/cuCtxCreate:*:{error}")
+    for answer in settle(trainers, "submit_device", handle="x", stream="s", ops=[
+            {"kind": api.ALLREDUCE, "name": "x", "redop": api.SUM, "in": "a", "out": "a",
+             "count": N}]):
+        assert answer["status"] < 0 and word in answer["error"], answer
+        assert re.search(GPU, answer["error"]), answer
+    node.inject("")
+    again(world, trainers)
+
+
+def status_of_node(daemon: Daemon) -> dict[str, Any]:
+    eventually(lambda: daemon.gradctl_json("status")["cuda_driver"], "the GPUs were looked for")
+    return daemon.gradctl_json("status")
+
+
+def staged_sums(world: World, node: Node, daemon: Daemon) -> None:
+    trainers = join(world, node, daemon, [0, 0], is_on=False)
+    text = trainers[0].call("device_path")["text"]
+    assert text == status_of_node(daemon)["device_text"], text
+    sums_are_right(trainers, 2)
+    eventually(lambda: daemon.gradctl_json("job", "job")["staged_ops"] >= 2, "they are counted")
+
+
+@pytest.mark.parametrize("environment, words", [
+    ({"GRADD_FAKE_CUDA_COMPUTE_MODE": "3"}, "compute mode.*second process"),
+    ({"GRADD_FAKE_CUDA_WITHOUT": "cuIpcOpenMemHandle"}, "cuIpcOpenMemHandle"),
+    ({"GRADD_FAKE_NCCL_VERSION": "21700"}, r"NCCL 2\.17\.0 is too old"),
+    ({"CUDA_VISIBLE_DEVICES": ""}, "no CUDA-capable device"),
+    ({"LD_LIBRARY_PATH": "no-nccl"}, r"libnccl\.so\.2"),
+    ({"LD_LIBRARY_PATH": "nothing"}, r"libcuda\.so\.1"),
+], ids=["exclusive", "lacking", "old NCCL", "no GPU", "no NCCL", "no driver"])
+def test_what_the_node_lacks_is_said_and_the_host_serves(
+        world: World, tmp_path: Path, environment: dict[str, str], words: str) -> None:
+    """The trainers' own libraries are well."""
+    node = Node(world)
+    path = environment.get("LD_LIBRARY_PATH")
+    if path is not None:
+        (tmp_path / "libnccl.so.2").write_text("not a library, nor the machine's own\n")
+        if path == "no-nccl":
+            (tmp_path / "libcuda.so.1").symlink_to(FAKES / "libcuda.so.1")
+        environment = {"LD_LIBRARY_PATH": str(tmp_path)}
+    own = dict(node.environment)
+    node.environment |= environment
+    daemon, strict = node.node(backend="auto"), node.node()
+    node.environment = own
+    status = status_of_node(daemon)
+    if path == "nothing" and status["gpus"]:
+        pytest.skip("this machine has a driver of its own")
+    assert status["device_path"] is False, status
+    assert re.search(words, status["device_text"]), status["device_text"]
+    if environment.get("GRADD_FAKE_CUDA_COMPUTE_MODE") != "3":
+        staged_sums(world, node, daemon)
+    # backend = nccl takes no other way.
+    status_of_node(strict)
+    trainers = [node.trainer(strict) for _ in range(2)]
+    for answer in world.join(trainers, "strict"):
+        assert answer["name"] == "GRADD_ERR_UNAVAILABLE", answer
+        assert re.search(rf"job strict: backend = nccl on node {NODE}.*({words})",
+                         answer["error"]), answer
+
+
+@pytest.mark.parametrize("lacks, words", [
+    ({"LD_LIBRARY_PATH": str(FAKES / "nccl_2_18") + ":" + str(FAKES)}, "ncclCommRevoke"),
+    ({"GRADD_FAKE_CUDA_WITHOUT": "cuStreamWaitValue64_v2"}, ""),
+    ({"GRADD_FAKE_CUDA_IPC_EVENTS": "0"}, "")], ids=["NCCL 2.18", "no flags", "no events"])
+@pytest.mark.parametrize("devices", [[0, 0], [0, 1]], ids=["one", "two"])
+def test_optional_functions_are_done_without(world: World, devices: list[int],
+                                             lacks: dict[str, str], words: str) -> None:
+    node = Node(world)
+    node.environment |= lacks
+    daemon = node.node()
+    trainers = join(world, node, daemon, devices)
+    sums_are_right(trainers, 3)
+    assert re.search(words, str(status_of_node(daemon))), status_of_node(daemon)
+
+
+# ------------------------------------------------------------------ trainers that do not agree
+
+
+def test_host_and_device_memory_do_not_mix(world: World) -> None:
+    node = Node(world)
+    trainers = join(world, node, node.node(), [0, 0])
+    sums_are_right(trainers)
+    trainers[1].call("alloc", key="host", count=N)
+    submit(trainers[:1])
+    expect_ok([trainers[1].call("submit", handle="x", ops=[
+        {"kind": api.ALLREDUCE, "dtype": api.F32, "name": "x", "redop": api.SUM, "in": "host",
+         "out": "host", "count": N}])])
+    texts = [t.call("wait", handle="x") for t in trainers]
+    assert [a["status"] for a in texts] == [STATUS["DISAGREE"]] * 2, texts
+    expect_told([a["error"] for a in texts], "rank 0", "rank 1", "device memory", "host memory")
+    assert trainers[0].call("await_stream", stream="s")
+    sums_are_right(trainers, 2)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_memory_that_came_back_is_not_taken_for_the_old(world: World, order: str) -> None:
+    """Freed without a word, and again with the same address: in the epoch and in the next."""
+    node = Node(world)
+    trainers = join(world, node, node.node(order=order), [0, 1])
+    for epoch in (1, 2):
+        for _ in range(2):
+            sums_are_right(trainers)
+            expect_ok(settle(trainers, "forget", key="a"))
+            settle(trainers, "free_tensor", key="a")
+            expect_ok(settle(trainers, "tensor", key="a", count=N))
+        if epoch == 1:
+            again(world, trainers)
+
+
+def test_two_jobs_on_the_same_gpus_at_once(world: World) -> None:
+    node = Node(world, DELAY_US=200, SEED=9)
+    daemon = node.node()
+    jobs = [join(world, node, daemon, devices, f"job{i}")
+            for i, devices in enumerate(([0, 1], [1, 0], [0, 0]))]
+    for trainers in jobs:
+        for rank, trainer in enumerate(trainers):
+            trainer.send("device_steps", n=30, key="a", rank=rank, size=2, stream="s")
+    answers = [trainer.reply() for trainers in jobs for trainer in trainers]
+    assert [(a["done"], a.get("n_right")) for a in answers] == [(30, 30)] * 6, answers
+
+
+# ------------------------------------------------------------------ liars
+
+
+def test_a_hostile_job_hurts_only_itself(world: World) -> None:
+    """Tickets, handles, queues and counts beyond all sense, in the worker of another job."""
+    node = Node(world)
+    daemon = node.node()
+    honest = join(world, node, daemon, [0, 0], "honest")
+    random = Random(SEED)
+    for i in range(3):
+        connection = daemon.connect()
+        connection.hello()
+        connection.send("join", job=f"liar{i}", rank=0, size=1, local_rank=0)
+        epoch = connection.expect("joined")["epoch"]
+        worker = RawConnection(socket.socket(fileno=connection.take_fd()))
+        try:
+            for _ in range(60):
+                lie(worker, random, epoch)
+        except OSError:
+            pass  # it was thrown out
+        worker.close()
+        connection.close()
+        sums_are_right(honest, 2)
+
+
+def lie(worker: RawConnection, random: Random, epoch: int) -> None:
+    def number() -> int:
+        return random.choice([0, 1, 2, 63, 64, 256, 257, (1 << 31) - 1, 1 << 32, (1 << 63) - 1,
+                              1 << 63, (1 << 64) - 1])
+
+    def number32() -> int:
+        return number() & 0xFFFFFFFF
+
+    gpu = bytes([0xFA, 0x4E, 0xFA, 0x4E, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0,
+                 random.choice([0, 1, 2, 255])])
+    fds = []
+    if random.random() < 0.5:
+        fds = [os.memfd_create("lie", os.MFD_ALLOW_SEALING) for _ in range(random.choice([1, 2]))]
+        for fd in fds:
+            os.ftruncate(fd, random.choice([0, 4096, 2 << 20]))
+            if random.random() < 0.7:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    what = random.randrange(6)
+    buffer = {"region": random.choice([0, 1, 2]), "offset": number()}
+    if what == 0:
+        worker.send("open_queue", fds[:1], queue=random.choice([0, 1, 2]), device=gpu,
+                    slots=random.choice([0, 1, 2, 256, 257, 1 << 31]), order=random.randrange(4),
+                    events=[random.randbytes(64) for _ in range(random.choice([0, 1, 2]))])
+    elif what == 1:
+        worker.send("register", fds[:1], region=random.choice([0, 1, 2]), bytes=number(),
+                    kind=random.randrange(4), device=gpu, handle=random.randbytes(64),
+                    chunks=number32())
+    elif what == 2:
+        worker.send("register_chunks", fds, region=random.choice([1, 2]),
+                    bytes=[number() for _ in fds])
+    elif what == 3:
+        worker.send("close_queue", queue=random.choice([0, 1, 2, 99]))
+    elif what == 4:
+        worker.send("unregister", region=random.choice([0, 1, 2]))
+    else:
+        worker.send("submit_batch", epoch=epoch, submits=[{
+            "id": number(), "name": "x", "kind": random.randrange(12),
+            "dtype": random.randrange(12), "redop": random.randrange(6), "count": number(),
+            "ready": number(), "in": buffer, "out": buffer, "queue": random.choice([0, 1, 2, 99]),
+            "ticket": number(), "is_device": random.choice([0, 1]), "group_size": number32(),
+            "signal": buffer, "signal_value": number()}])
+    for fd in fds:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------ several nodes
+
+
+class Nodes:
+    """Two daemons of one machine, which NCCL takes for two machines. Rank 0 is on the left one."""
+
+    def __init__(self, world: World, nccl: dict[str, dict[str, Any]] | None = None,
+                 order: str = "auto", **settings: Any) -> None:
+        self.world = world
+        self.node = Node(world, DEAD=settings.pop("DEAD", "hang"))
+        self.daemons = {}
+        for name in ("left", "right"):
+            extra = {f"GRADD_FAKE_NCCL_{k}": str(v) for k, v in (nccl or {}).get(name, {}).items()}
+            self.daemons[name] = world.daemon(
+                environment={**self.node.environment, "NCCL_HOSTID": name, **extra},
+                node_name=name, backend="nccl", peer_port=0, peer_heartbeat_s=0.2, peer_dead_s=1.0,
+                order=order, job_linger_s=0.5 * SLOW, **settings)
+            self.daemons[name].n_more_fds = 2
+        self.port = self.daemons["left"].gradctl_json("peers")["listening"].rpartition(":")[2]
+
+    def trainer(self, rank: int) -> Trainer:
+        trainer = self.node.trainer(self.daemons["left" if rank == 0 else "right"], rank % 2)
+        trainer.call("new_stream", key="s")
+        trainer.call("tensor", key="a", count=N)
+        return trainer
+
+    def join(self, trainers: list[Trainer]) -> set[int]:
+        for rank, trainer in enumerate(trainers):
+            trainer.send("init", **trainer.init_arguments(
+                rank, len(trainers), "job", coordinator=f"127.0.0.1:{self.port}"))
+        answers = [trainer.reply() for trainer in trainers]
+        expect_ok(answers)
+        assert all(t["is_on"] for t in settle(trainers, "device_path"))
+        return {a["epoch"] for a in answers}
+
+    def start(self, n: int = 2) -> list[Trainer]:
+        trainers = [self.trainer(rank) for rank in range(n)]
+        assert self.join(trainers) == {1}
+        sums_are_right(trainers)
+        return trainers
+
+    def again(self, trainers: list[Trainer], n: int = 1) -> None:
+        settle(trainers, "shutdown_all")
+        assert len(self.join(trainers)) == 1
+        sums_are_right(trainers, n)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_error_of_nccl_on_one_node_is_told_on_both(world: World, side: str) -> None:
+    nodes = Nodes(world, nccl={side: {"ASYNC": "2:2"}})
+    trainers = nodes.start()
+    since = time.time()
+    submit(trainers)
+    expect_told(failures(trainers, since=since), r"\bepoch 1\b", rf"\bnode {side}\b", GPU,
+                r"NCCL met an error: unhandled system error \(2\)")
+    nodes.again(trainers)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_op_that_hangs_on_one_node_is_told_on_both(world: World, side: str) -> None:
+    nodes = Nodes(world, nccl={side: {"HANG_AT": 2}}, op_timeout_s=0.5)
+    trainers = nodes.start()
+    since = time.time()
+    submit(trainers)
+    expect_told(failures(trainers, since=since), r"\bepoch 1\b", r"\bnode (left|right)\b", GPU,
+                "op_timeout_s")
+    nodes.again(trainers)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_killed_in_a_collective_of_two_nodes(world: World, victim: int) -> None:
+    nodes = Nodes(world, DEAD="complete")
+    trainers = nodes.start()
+    daemon = list(nodes.daemons.values())[victim]
+    write_all(trainers[:1])
+    trainers[1].call("write", key="a", rank=1, stream="s", gate="later")
+    submit(trainers)
+    expect_ok(settle(trainers, "wait_stream", handle="x", stream="s", timeout_s=10.0))
+    worker = daemon.worker_pid()
+    since = time.time()
+    os.kill(worker, signal.SIGKILL)
+    expect_told(failures(trainers, since=since), rf"node {('left', 'right')[victim]}\b",
+                rf"\bpid {worker}\b.*killed")
+    trainers[1].call("open_gate", gate="later")
+    assert all(settle(trainers, "await_stream", stream="s"))
+    nodes.again(trainers, n=3)
+
+
+def test_a_coordinator_killed_in_a_collective_of_two_nodes(world: World) -> None:
+    nodes = Nodes(world, DEAD="complete")
+    trainers = nodes.start()
+    write_all(trainers[:1])
+    trainers[1].call("write", key="a", rank=1, stream="s", gate="later")
+    submit(trainers)
+    expect_ok(settle(trainers, "wait_stream", handle="x", stream="s", timeout_s=10.0))
+    left = nodes.daemons["left"]
+    workers = left.worker_pids()
+    left.process.kill()
+    left.process.wait(20)
+    since = time.time()
+    expect_told(failures(trainers, since=since, within_s=4.0), r"\bnode left\b|coordinator")
+    trainers[1].call("open_gate", gate="later")
+    assert all(settle(trainers, "await_stream", stream="s"))
+    settle(trainers, "shutdown_all")
+    assert all(wait_for_exit(pid, 15.0) for pid in workers)
+    # The other node is usable.
+    alone = join(world, nodes.node, nodes.daemons["right"], [0, 1], "alone")
+    sums_are_right(alone, 2)
+
+
+# The coordinator's node waits for its GPUs: test_what_does_not_end_takes_the_worker_with_it.
+@pytest.mark.parametrize("victim, order", [(0, "flag"), (1, "flag"), (1, "event")])
+def test_a_trainer_killed_before_its_data_was_there_gives_no_sum(
+        world: World, victim: int, order: str) -> None:
+    """In flag order the worker of its node lets its stream go on without the data: nothing of that
+    may come out as a sum anywhere. In event order the fake's streams wait until the worker goes."""
+    nodes = Nodes(world, order=order)
+    trainers = nodes.start()
+    dead, survivor = trainers[victim], trainers[1 - victim]
+    survivor.call("write", key="a", rank=1 - victim, stream="s")
+    dead.call("write", key="a", rank=victim, stream="s", gate="never")
+    submit(trainers)
+    expect_ok([survivor.call("wait_stream", handle="x", stream="s", timeout_s=10.0)])
+    since = time.time()
+    dead.kill()
+    expect_told(failures([survivor], since=since), r"\bepoch 1\b",
+                rf"rank {victim}\b.*\bpid {dead.pid}\b.*killed")
+    trainers[victim] = nodes.trainer(victim)
+    if order == "flag":
+        assert survivor.call("await_stream", stream="s")
+    nodes.again(trainers, n=3)
