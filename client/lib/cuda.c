@@ -168,6 +168,8 @@ void cuda_event_put(struct cuda_gpu *gpu, struct cuda_event *event)
 
 void cuda_failed(struct gradd *g)
 {
+    for (unsigned i = 0; i < g->cuda->n_queues; i++)
+        g->cuda->queues[i]->is_answered = true;
     cuda_poison(g->cuda);
 }
 

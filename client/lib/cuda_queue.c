@@ -140,7 +140,7 @@ static int ask_worker(struct gradd *g, struct cuda_queue *queue, int fd)
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_OPEN_QUEUE;
     envelope.open_queue = &message;
-    queue->is_answered = false;
+    queue->is_answered = g->failure; /* nobody would answer */
     if (channel_push(g, &envelope, &fd, fd >= 0 ? 1 : 0) < 0)
         return error_set(GRADD_ERR_NO_MEMORY, "out of memory for a stream's queue");
     channel_flush(g);

@@ -27,7 +27,7 @@ static void forget_unanswered(struct gradd *g, const struct region *region)
 
 int memory_await_answer(struct gradd *g, struct region *region)
 {
-    region->is_answered = false;
+    region->is_answered = g->failure; /* nobody would answer */
     region->next = g->unanswered;
     g->unanswered = region;
     channel_flush(g);
