@@ -397,7 +397,7 @@ static void on_device_failed(void *data, int status, const char *text, bool brok
              text);
     epoch->is_broken |= broken;
     if (epoch->failure.status || epoch->is_retired) {
-        if (broken && epoch->failure.is_announced)
+        if (broken && (epoch->failure.is_announced || !epoch->failure.status))
             epoch->setup->on_broken(epoch->setup->data);
         return;
     }
@@ -798,5 +798,5 @@ bool epoch_is_idle(const struct epoch *epoch)
 
 bool epoch_is_draining(const struct epoch *epoch)
 {
-    return epoch->device && nccl_is_draining(epoch->device);
+    return epoch->is_broken || (epoch->device && nccl_is_draining(epoch->device));
 }

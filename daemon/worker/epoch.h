@@ -148,7 +148,8 @@ void epoch_on_member_closed(struct epoch *epoch, struct member *member, const ch
  * itself. */
 void epoch_retire(struct epoch *epoch);
 bool epoch_is_idle(const struct epoch *epoch);
-/* It has failed or was retired, and something of it is still on the GPUs. */
+/* It has failed or was retired, and something of it is still on the GPUs, or a GPU is lost with it.
+ */
 bool epoch_is_draining(const struct epoch *epoch);
 /* Nobody is left here, nor, on the coordinator of an epoch that has not failed, elsewhere. */
 bool epoch_is_over(const struct epoch *epoch);

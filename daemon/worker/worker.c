@@ -329,7 +329,7 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
     push(worker, PB__ENVELOPE__BODY_READY, &ready);
 }
 
-/* The GPUs are not free for another epoch. */
+/* The GPUs are not free for another epoch, or this process is about to end. */
 static bool is_draining(const struct worker *worker)
 {
     for (const struct epoch *epoch = worker->retired; epoch; epoch = epoch->next)

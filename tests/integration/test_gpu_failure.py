@@ -210,6 +210,7 @@ def test_a_communicator_that_nccl_refuses_is_told_to_all(world: World) -> None:
     again(world, trainers)
 
 
+@pytest.mark.timing
 @pytest.mark.limit(90)
 def test_what_does_not_end_takes_the_worker_with_it(world: World) -> None:
     """Three jobs: an abort of NCCL that does not return, and wait for an event of a trainer that
@@ -338,6 +339,26 @@ def lost(world: World, kind: str, order: str, devices: list[int], when: str) -> 
 def test_a_trainer_killed_while_its_memory_is_imported(
         world: World, kind: str, devices: list[int], order: str, when: str) -> None:
     lost(world, kind, order, devices, when)
+
+
+def test_a_trainer_killed_while_a_communicator_is_made(world: World) -> None:
+    node = Node(world, nccl={"INIT_MS": 1000})
+    daemon = node.node()
+    trainers = join(world, node, daemon, [0, 1])
+    write_all(trainers)
+    submit(trainers)
+    eventually(lambda: [c["state"] for c in daemon.gradctl_json("job", "job")["communicators"]] ==
+               ["creating"], "it is being made")
+    victim = trainers[1]
+    since = time.time()
+    victim.kill()
+    expect_told(failures(trainers[:1], since=since), rf"rank 1\b.*\bpid {victim.pid}\b.*killed")
+    trainers[1] = node.trainer(daemon, 1)
+    trainers[1].call("new_stream", key="s")
+    trainers[1].call("tensor", key="a", count=N)
+    settle(trainers[:1], "shutdown")
+    expect_ok(world.join(trainers))
+    sums_are_right(trainers, 2)
 
 
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1]], ids=["one", "two"])
