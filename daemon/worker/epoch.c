@@ -387,6 +387,13 @@ bool epoch_on_device(struct epoch *epoch, struct member *member, struct cuda_dev
     return true;
 }
 
+/* Told before the links end, which other nodes take for the cause. */
+static void fail_by_device(struct epoch *epoch, int status, const char *text)
+{
+    epoch->setup->on_failed(epoch->setup->data, epoch->number, status, text);
+    epoch_fail(epoch, status, text, -1, 0);
+}
+
 /* The ops on devices can not go on; with them the epoch. */
 static void on_device_failed(void *data, int status, const char *text, bool broken)
 {
@@ -401,9 +408,15 @@ static void on_device_failed(void *data, int status, const char *text, bool brok
             epoch->setup->on_broken(epoch->setup->data);
         return;
     }
-    /* Before the links end, which other nodes take for the cause. */
-    epoch->setup->on_failed(epoch->setup->data, epoch->number, status, sentence);
-    epoch_fail(epoch, status, sentence, -1, 0);
+    if (!epoch->layout || broken || status != GRADD_ERR_RANK_LOST) {
+        fail_by_device(epoch, status, sentence);
+        return;
+    }
+    /* It may be the consequence of what happened elsewhere: the daemons know better. */
+    if (!epoch->lost_device[0])
+        memcpy(epoch->lost_device, sentence, sizeof sentence);
+    if (!watch_is_armed(epoch->lost_timer))
+        watch_arm(epoch->lost_timer, LOST_LINK_GRACE_MS * ms);
 }
 
 static void check_idle(struct epoch *epoch)
@@ -729,7 +742,9 @@ static void on_lost_timer(void *data)
         epoch_fail(epoch, GRADD_ERR_RANK_LOST, text, (int)member->rank, member->pid);
         return;
     }
-    if (needs_lost_node(epoch)) {
+    if (epoch->lost_device[0]) {
+        fail_by_device(epoch, GRADD_ERR_RANK_LOST, epoch->lost_device);
+    } else if (needs_lost_node(epoch)) {
         char text[640];
         snprintf(text, sizeof text, "%s epoch %llu: %s", epoch->label,
                  (unsigned long long)epoch->number,

@@ -90,6 +90,7 @@ struct epoch {
     struct watch *lost_timer; /* waits for the daemon's word on why a member or link is lost */
     char lost_link[300];      /* what is known of the link here; empty: all are well */
     uint32_t lost_node;       /* at its other end */
+    char lost_device[640];    /* NCCL lost another node, or something here; else empty */
     bool awaits_cause;        /* ops are broken, and lost_timer is set */
     uint32_t n_stalled;       /* tensors reported as late */
     struct epoch *next;       /* in the worker's list of retired ones */
