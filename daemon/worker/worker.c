@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/conn.h"
@@ -148,12 +149,15 @@ static void on_over(void *data)
     loop_defer(worker->loop, settle, worker);
 }
 
-/* The daemon starts another worker for the next epoch. */
+/* The daemon starts another worker for the next epoch. Nothing of a lost context can be given back,
+ * and who tries may wait for ever. */
 static void end_process(void *data)
 {
     struct worker *worker = data;
     log_error("worker", "job %s: a GPU's context is lost: this worker ends", worker->setup.job);
-    loop_stop(worker->loop);
+    if (worker->daemon)
+        conn_flush(worker->daemon);
+    _exit(EXIT_FAILURE);
 }
 
 static void on_broken(void *data)

@@ -20,7 +20,9 @@ import pytest
 import gradd_ctypes as api
 from gpu import FAKES, Gpus
 from gradd_ctypes import STATUS
-from harness import SLOW, Daemon, Trainer, World, eventually, settle, wait_for_exit
+from harness import (
+    SLOW, Daemon, Trainer, World, client_environment, eventually, settle, wait_for_exit,
+)
 from wire import RawConnection
 
 pytestmark = pytest.mark.skipif(
@@ -61,7 +63,7 @@ class Node(Gpus):
         """Files of memory, events and meetings of processes that are gone, after the next start."""
         sweeper = self.world.popen(
             ["/usr/bin/python3", "-c", "import ctypes; assert ctypes.CDLL('libcuda.so.1').cuInit(0)"
-             " == 0"], env={**os.environ, **self.environment})
+             " == 0"], env={**client_environment(), **self.environment})
         sweeper.wait(20)
         # A meeting of NCCL's ranks to which not all have come keeps its file.
         known = re.compile(r"counts\.\d+|lock|fail|exclusive\d+|gradd-fake-nccl\.\w+")
