@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,15 +39,10 @@ void link_deinit(struct link *link)
     wire_out_deinit(&link->out);
 }
 
-__attribute__((format(printf, 3, 4))) static enum link_result
-fail(struct link *link, enum link_result result, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(link->error, sizeof link->error, format, arguments);
-    va_end(arguments);
-    return result;
-}
+/* `return fail(link, RESULT, "...", ...)`: an expression, so that compilers and linters see that
+ * what comes back is the failure. */
+#define fail(link, result, ...)                                                                    \
+    (snprintf((link)->error, sizeof(link)->error, __VA_ARGS__), (result))
 
 static double now_s(void)
 {
@@ -104,11 +98,12 @@ static enum link_result connect_failed(struct link *link, int error)
 static enum link_result connect_socket(struct link *link, const char *socket_path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(socket_path) >= sizeof address.sun_path)
+    const size_t length = strlen(socket_path);
+    if (length >= sizeof address.sun_path)
         return fail(link, LINK_FAILED, "socket path of %zu bytes; at most %zu are possible: %s",
-                    strlen(socket_path), sizeof address.sun_path - 1, socket_path);
-    strcpy(address.sun_path, socket_path);
-    strcpy(link->socket, socket_path);
+                    length, sizeof address.sun_path - 1, socket_path);
+    memcpy(address.sun_path, socket_path, length + 1);
+    memcpy(link->socket, socket_path, length + 1);
     link->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (link->fd < 0)
         return fail(link, LINK_FAILED, "cannot make a socket: %s", strerror(errno));

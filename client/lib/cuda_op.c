@@ -251,7 +251,7 @@ int cuda_op_prepare(struct gradd *g, const struct cuda_table *table, const struc
     const struct cuda_memory *memory = in.is_device ? &in.memory : &out.memory;
     if (rc == 0)
         rc = cuda_gpu_get(cuda, memory->ordinal, memory->context, request->stream, &gpu);
-    if (rc < 0)
+    if (rc != 0)
         return rc;
     cuda_ops_collect(g);
     if (!(op->cuda = new_record(cuda, gpu, request->stream)))
@@ -315,7 +315,7 @@ int cuda_ops_join(struct gradd *g, struct op **ops, size_t n)
     int rc = check_capture(g->cuda, first->cuda);
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = join_one(g, first, ops[i]);
-    if (rc < 0 || !g->has_device_path)
+    if (rc != 0 || !g->has_device_path)
         return rc;
     struct cuda_queue *queue;
     rc = cuda_queue_get(g, first->cuda->gpu, first->cuda->stream, &queue);

@@ -197,7 +197,7 @@ int cuda_region_get(struct gradd *g, struct cuda_gpu *gpu, const struct cuda_mem
         rc = context_check(g);
     if (rc < 0)
         return rc;
-    if (rc == 1) {
+    if (rc > 0) {
         *out_text = "it lies in several allocations, of which one can not be shared";
         return 1;
     }
@@ -251,7 +251,7 @@ int cuda_register(struct gradd *g, const void *memory, size_t bytes)
     struct cuda *cuda;
     struct cuda_gpu *gpu;
     struct cuda_region *region;
-    const char *text;
+    const char *text = NULL;
     if (!table || !cuda_memory_find(table, memory, &found))
         return error_set(GRADD_ERR_INVALID, "%p is no device memory of this process", memory);
     if (!g->has_device_path)

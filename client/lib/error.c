@@ -14,13 +14,13 @@
 
 static _Thread_local char sentence[ERROR_TEXT_BYTES];
 
-int error_set(int status, const char *format, ...)
+int error_keep(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    return status;
+    return 0;
 }
 
 int error_status_from_wire(unsigned code)

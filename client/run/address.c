@@ -84,7 +84,7 @@ bool address_resolve(const char *name, char out[ADDRESS_BYTES])
         char text[ADDRESS_BYTES];
         if (!print(a->ai_addr, a->ai_addrlen, text))
             continue;
-        strcpy(out, text);
+        memcpy(out, text, sizeof text);
         has_one = true;
         if (!is_last_resort)
             break;

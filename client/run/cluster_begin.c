@@ -129,7 +129,7 @@ static void find_address(const struct cluster *c, const struct remote *remote,
     else if (!address_resolve(host_address(remote->host), out) || address_is_loopback(out))
         out[0] = '\0';
     if (remote->is_local && !out[0])
-        strcpy(out, "127.0.0.1");
+        snprintf(out, ADDRESS_BYTES, "127.0.0.1");
 }
 
 static bool is_forwarded(const char *entry)

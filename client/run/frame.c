@@ -16,7 +16,7 @@ enum { N_FIELDS = 5, BODY_SMALL = 64 };
 /* One row per kind: the numbers in their order, and how long a text may be (0: none). */
 static const struct row {
     enum frame_kind kind;
-    size_t text_max;
+    unsigned text_max;
     unsigned n_fields;
     size_t fields[N_FIELDS];
 } rows[] = {

@@ -190,13 +190,10 @@ int hosts_read(struct hosts *hosts, const char *file, char *error, size_t bytes)
 {
     char *text = malloc(FILE_MAX + 1);
     FILE *stream = text ? fopen(file, "re") : NULL;
-    int rc = stream ? 0 : -errno;
     size_t n = stream ? fread(text, 1, FILE_MAX + 1, stream) : 0;
-    if (stream && ferror(stream))
+    int rc = 0;
+    if (!stream || ferror(stream)) {
         rc = -errno;
-    if (stream)
-        fclose(stream);
-    if (rc < 0) {
         snprintf(error, bytes, "cannot read the host file %s: %s", file, strerror(-rc));
     } else if (n > FILE_MAX || memchr(text, '\0', n)) {
         rc = -EINVAL;
@@ -205,6 +202,8 @@ int hosts_read(struct hosts *hosts, const char *file, char *error, size_t bytes)
         text[n] = '\0';
         rc = hosts_parse_text(hosts, file, text, error, bytes);
     }
+    if (stream)
+        fclose(stream);
     free(text);
     return rc;
 }

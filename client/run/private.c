@@ -64,7 +64,7 @@ void build_tree_path(const char *relative, char *path, size_t bytes)
     *slash = '\0';
     snprintf(joined, sizeof joined, "%s/%s", program, relative);
     if (realpath(joined, canonical) && strlen(canonical) < bytes && access(canonical, R_OK) == 0)
-        strcpy(path, canonical);
+        snprintf(path, bytes, "%s", canonical);
 }
 
 void private_find_program(char *path, size_t bytes)

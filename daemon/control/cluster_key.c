@@ -57,8 +57,9 @@ int cluster_key_read_file(struct cluster_key *key, const char *path, char *out_e
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat status;
-    int rc = fd < 0 || fstat(fd, &status) < 0 ? -errno : 0;
-    if (rc < 0) {
+    int rc;
+    if (fd < 0 || fstat(fd, &status) < 0) {
+        rc = -errno;
         snprintf(out_error, size, "%s (cluster_key_file): can not be opened: %s", path,
                  strerror(-rc));
     } else if (!S_ISREG(status.st_mode)) {

@@ -119,12 +119,10 @@ void jobs_deinit(struct jobs *jobs)
     struct job *job, *next;
     HASH_ITER(hh, jobs->by_key, job, next)
     job_free(job);
-    struct job_memory *memory, *next_memory;
-    HASH_ITER(hh, jobs->memories, memory, next_memory)
-    {
-        HASH_DELETE(hh, jobs->memories, memory);
-        free(memory);
-    }
+    struct job_memory *memory, *next_memory, *memories = jobs->memories;
+    HASH_CLEAR(hh, jobs->memories);
+    HASH_ITER(hh, memories, memory, next_memory)
+    free(memory);
     rendezvous_deinit(jobs);
 }
 

@@ -58,9 +58,10 @@ static int bind_private(int fd, const struct sockaddr_un *address)
 int listener_bind(const char *path, mode_t mode, int *out_fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path)
+    const size_t length = strlen(path);
+    if (length >= sizeof address.sun_path)
         return -ENAMETOOLONG;
-    strcpy(address.sun_path, path);
+    memcpy(address.sun_path, path, length + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;

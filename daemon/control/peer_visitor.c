@@ -48,9 +48,11 @@ static void visitor_free(struct visitor *visitor)
 
 void peer_visitors_free(struct peers *peers)
 {
-    struct visitor *visitor;
-    while ((visitor = TAILQ_FIRST(&peers->visitors)))
+    struct visitor *visitor, *next;
+    for (visitor = TAILQ_FIRST(&peers->visitors); visitor; visitor = next) {
+        next = TAILQ_NEXT(visitor, link);
         visitor_free(visitor);
+    }
 }
 
 /* It goes, with a line in the log. */
@@ -157,15 +159,22 @@ static void on_proof(struct visitor *visitor)
 
 /* ------------------------------------------------------------------ arriving */
 
-static void on_first_byte(struct visitor *visitor)
+/* False: the visitor is gone. */
+static bool on_first_byte(struct visitor *visitor)
 {
     uint8_t byte;
     ssize_t n = recv(visitor->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
+        return true;
     if (n <= 0) {
         turn_away(visitor, "it was closed without a word");
-    } else if (byte == PEER_TLS_FIRST_BYTE) {
+        return false;
+    }
+    if (byte == 'G') {
+        visitor->state = VISITOR_HELLO;
+        return true;
+    }
+    if (byte == PEER_TLS_FIRST_BYTE) {
         struct peers *peers = visitor->peers;
         struct peer_address address = visitor->address;
         int fd = visitor->fd;
@@ -174,11 +183,10 @@ static void on_first_byte(struct visitor *visitor)
         visitor->watch = NULL;
         visitor_free(visitor);
         peer_link_accept(peers, fd, &address);
-    } else if (byte == 'G') {
-        visitor->state = VISITOR_HELLO;
     } else {
         turn_away(visitor, "neither TLS nor the hello of a data connection");
     }
+    return false;
 }
 
 static void on_readable(void *data, int fd, unsigned events)
@@ -186,13 +194,8 @@ static void on_readable(void *data, int fd, unsigned events)
     (void)fd;
     (void)events;
     struct visitor *visitor = data;
-    struct peers *peers = visitor->peers;
-    if (visitor->state == VISITOR_SILENT) {
-        unsigned n_before = peers->n_visitors;
-        on_first_byte(visitor);
-        if (peers->n_visitors < n_before)
-            return; /* it is gone */
-    }
+    if (visitor->state == VISITOR_SILENT && !on_first_byte(visitor))
+        return;
     if (visitor->state == VISITOR_HELLO) {
         if (read_exactly(visitor, visitor->hello_bytes, sizeof visitor->hello_bytes) == 1)
             on_hello(visitor);

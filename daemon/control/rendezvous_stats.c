@@ -115,9 +115,11 @@ void rendezvous_on_job_request(struct jobs *jobs, struct peer_link *link,
 
 void rendezvous_deinit(struct jobs *jobs)
 {
-    struct remote_query *query;
-    while ((query = LIST_FIRST(&jobs->remote_queries)))
+    struct remote_query *query, *next;
+    for (query = LIST_FIRST(&jobs->remote_queries); query; query = next) {
+        next = LIST_NEXT(query, link);
         query_free(query);
+    }
 }
 
 void rendezvous_drop_queries(struct jobs *jobs, const struct peer_link *link)

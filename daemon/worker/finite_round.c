@@ -48,12 +48,10 @@ void finite_rounds_free(struct finite_rounds *rounds)
 {
     if (!rounds)
         return;
-    struct round *round, *next;
-    HASH_ITER(hh, rounds->by_number, round, next)
-    {
-        HASH_DEL(rounds->by_number, round);
-        free(round);
-    }
+    struct round *round, *next, *all = rounds->by_number;
+    HASH_CLEAR(hh, rounds->by_number);
+    HASH_ITER(hh, all, round, next)
+    free(round);
     free(rounds->nodes);
     free(rounds);
 }

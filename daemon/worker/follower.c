@@ -79,10 +79,10 @@ void follower_free(struct follower *f)
         TAILQ_REMOVE(&f->ops, op, link);
         op_free(op);
     }
-    struct name *name, *next;
-    HASH_ITER(hh, f->names, name, next)
+    struct name *name, *next, *names = f->names;
+    HASH_CLEAR(hh, f->names);
+    HASH_ITER(hh, names, name, next)
     {
-        HASH_DEL(f->names, name);
         free(name->text);
         free(name);
     }
@@ -358,7 +358,7 @@ static struct follower_op *op_new(struct follower *f, const Pb__Execute *message
     if (message->set == 0)
         n = follower_set_ranks(f, 0, &ranks);
     size_t n_counts = message->kind == GRADD_ALLTOALL ? (size_t)n * n : message->n_counts;
-    if (!is_sane(f, message, ranks, n))
+    if (!ranks || !is_sane(f, message, ranks, n))
         return NULL;
     struct follower_op *op = calloc(1, sizeof *op);
     if (!op)

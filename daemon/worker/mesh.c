@@ -134,7 +134,7 @@ void mesh_free(struct mesh *mesh)
 {
     if (!mesh)
         return;
-    for (size_t i = 0; i < mesh->n_spokes; i++) {
+    for (size_t i = 0; mesh->spokes && i < mesh->n_spokes; i++) {
         spoke_close(&mesh->spokes[i]);
         watch_free(mesh->spokes[i].timer);
     }

@@ -251,7 +251,7 @@ void region_open(struct region_table *table, uint32_t id, int take_fd, uint64_t 
     region = wrong ? NULL : calloc(1, sizeof *region);
     if (!wrong && !region) {
         status = GRADD_ERR_NO_MEMORY;
-        wrong = strerror(ENOMEM);
+        wrong = "the worker has no memory";
     }
     if (wrong) {
         close(take_fd);
@@ -315,7 +315,7 @@ void region_open_device(struct region_table *table, uint32_t id, uint64_t bytes,
     region = wrong ? NULL : calloc(1, sizeof *region);
     if (!wrong && !region) {
         status = GRADD_ERR_NO_MEMORY;
-        wrong = strerror(ENOMEM);
+        wrong = "the worker has no memory";
     }
     if (wrong) {
         snprintf(text, sizeof text, "region %u: %s", id, wrong);

@@ -319,7 +319,8 @@ static bool find_difference(const struct plan *plan, const struct entry *entry, 
     return false;
 }
 
-/* Find or open the entry that the rank's ops belong to. On refusal the rank is accounted for. */
+/* Find or open the entry that the rank's ops belong to. On refusal the rank is accounted for, and
+ * there is no entry. */
 static int match(struct plan *plan, struct process_set *set, uint32_t index, const char *name,
                  const struct item *items, uint32_t n, uint64_t now_ns, struct entry **out_entry,
                  const char **out_text)
@@ -374,7 +375,7 @@ int plan_submit_items(struct plan *plan, uint32_t rank, struct process_set *set,
     uint32_t index = (uint32_t)set->index_of[rank];
     struct entry *entry = NULL;
     int rc = match(plan, set, index, name, items, n, now_ns, &entry, out_text);
-    if (rc < 0)
+    if (!entry)
         return rc;
     entry_set_parts(entry, index, items, now_ns);
     account(plan, entry, index);
@@ -522,14 +523,14 @@ void plan_free(struct plan *plan)
         if (!entry->slot) /* the others are freed by their slots */
             entry_free(entry);
     }
-    struct name_slot *slot, *next_slot;
-    HASH_ITER(hh, plan->names, slot, next_slot)
+    struct name_slot *slot, *next_slot, *names = plan->names;
+    HASH_CLEAR(hh, plan->names);
+    HASH_ITER(hh, names, slot, next_slot)
     {
         while ((entry = TAILQ_FIRST(&slot->entries))) {
             TAILQ_REMOVE(&slot->entries, entry, in_slot);
             entry_free(entry);
         }
-        HASH_DEL(plan->names, slot);
         free(slot);
     }
     while ((slot = STAILQ_FIRST(&plan->spare_names))) {

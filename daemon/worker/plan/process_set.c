@@ -26,12 +26,10 @@ int process_sets_init(struct process_sets *sets, uint32_t n_world)
 
 void process_sets_deinit(struct process_sets *sets)
 {
-    struct process_set *set, *next;
-    HASH_ITER(hh, sets->by_id, set, next)
-    {
-        HASH_DEL(sets->by_id, set);
-        set_free(set);
-    }
+    struct process_set *set, *next, *all = sets->by_id;
+    HASH_CLEAR(hh, sets->by_id);
+    HASH_ITER(hh, all, set, next)
+    set_free(set);
 }
 
 struct process_set *process_sets_find(const struct process_sets *sets, uint32_t id)

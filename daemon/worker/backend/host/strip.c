@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/host/strip.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -286,6 +287,7 @@ static void run_checked(const struct strip *strip, const struct reduction *reduc
 static void run_span(const struct strip *strip, const void *const *in, void *const *out,
                      uint64_t count)
 {
+    assert(strip->n_in > 0);
     if (strip->is_copy) {
         for (uint32_t i = 0; i < strip->n_out; i++)
             if (out[i] != in[0])

@@ -2,6 +2,7 @@
 /* The schedule's frame and the all-reduce: which ops go together, and the cells of both ways. */
 #include "worker/backend/net/schedule.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,6 +214,7 @@ void builder_ring(struct builder *b, uint32_t n_blocks, uint32_t n_steps,
 {
     if (n_blocks == 0 || b->is_out_of_memory)
         return;
+    assert(n_steps > 0);
     const uint32_t stride = (n_steps + SCHEDULE_SLOT - 1) / SCHEDULE_SLOT;
     const uint32_t n_slots = (n_blocks - 1) * stride + n_steps;
     for (uint32_t slot = 0; slot < n_slots; slot++) {
@@ -226,6 +228,7 @@ void builder_ring(struct builder *b, uint32_t n_blocks, uint32_t n_steps,
 
 uint32_t builder_exchange_bytes(const struct builder *b)
 {
+    assert(b->n > 1);
     uint32_t bytes = 4 * SCHEDULE_CHUNK_BYTES / (b->n - 1);
     if (bytes > SCHEDULE_CHUNK_BYTES)
         return SCHEDULE_CHUNK_BYTES;
@@ -282,6 +285,7 @@ static void build_direct(struct builder *b, const uint32_t *group, uint32_t n_gr
 /* Elements of a segment: a whole number of cache lines, so that vectors are not cut. */
 static uint64_t segment_elements(const struct backend_op *op, uint32_t n)
 {
+    assert(n > 0);
     uint64_t count = op->end - op->begin;
     return ((count + n - 1) / n + 15) / 16 * 16;
 }
