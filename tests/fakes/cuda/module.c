@@ -3,14 +3,20 @@
  * Modules, libraries and launches. The image is not run: a kernel is found by its name among those
  * that have a twin for the CPU (kernels.c). What is no image at all is refused.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fake.h"
 
+/* In a list: what a lost context keeps from being unloaded is not a leak of the program under test.
+ */
 struct CUmod_st {
-    int unused;
+    struct CUmod_st *next;
 };
+static struct CUmod_st *modules;
+static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
+
 /* Function and kernel handles are the table's rows. */
 struct CUfunc_st {
     struct fake_kernel kernel;
@@ -30,8 +36,27 @@ static CUresult load(CUmodule *out, const void *image)
     CUmodule module = calloc(1, sizeof *module);
     if (module == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&modules_lock);
+    module->next = modules;
+    modules = module;
+    pthread_mutex_unlock(&modules_lock);
     *out = module;
     return CUDA_SUCCESS;
+}
+
+static CUresult unload(CUmodule module)
+{
+    pthread_mutex_lock(&modules_lock);
+    CUmodule *link = &modules;
+    while (*link != NULL && *link != module)
+        link = &(*link)->next;
+    const CUresult rc = *link != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (*link != NULL)
+        *link = module->next;
+    pthread_mutex_unlock(&modules_lock);
+    if (rc == CUDA_SUCCESS)
+        free(module);
+    return rc;
 }
 
 static CUresult find(CUfunction *out, const char *name)
@@ -52,8 +77,7 @@ CUresult cuModuleLoadData(CUmodule *out, const void *image)
 CUresult cuModuleUnload(CUmodule module)
 {
     ENTER(cuModuleUnload, NEED_CONTEXT);
-    free(module);
-    return CUDA_SUCCESS;
+    return unload(module);
 }
 
 CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
@@ -77,8 +101,7 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *options, void
 CUresult cuLibraryUnload(CUlibrary library)
 {
     ENTER(cuLibraryUnload, NEED_INIT);
-    free(library);
-    return CUDA_SUCCESS;
+    return unload((CUmodule)library);
 }
 
 CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
