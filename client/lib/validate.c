@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "context.h"
+#include "dtype.h"
 
 enum { NAME_MAX_BYTES = 255 };
 
@@ -34,22 +35,7 @@ static bool reduces(int kind)
 
 size_t gradd_dtype_size(int dtype)
 {
-    switch (dtype) {
-    case GRADD_I8:
-    case GRADD_U8:
-        return 1;
-    case GRADD_F16:
-    case GRADD_BF16:
-        return 2;
-    case GRADD_I32:
-    case GRADD_F32:
-        return 4;
-    case GRADD_I64:
-    case GRADD_F64:
-        return 8;
-    default:
-        return 0;
-    }
+    return element_size(dtype);
 }
 
 int validate_struct(void *dst, size_t known_bytes, const void *src, size_t first_bytes,

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "dtype.h"
+
 const char *kind_name(enum gradd_kind kind)
 {
     switch (kind) {
@@ -46,28 +48,20 @@ const char *redop_name(enum gradd_redop redop)
     return "unknown operator";
 }
 
-static const struct {
-    const char *name;
-    size_t bytes;
-} dtypes[] = {
-    [GRADD_I8] = {"int8", 1},     [GRADD_U8] = {"uint8", 1},      [GRADD_I32] = {"int32", 4},
-    [GRADD_I64] = {"int64", 8},   [GRADD_F16] = {"float16", 2},   [GRADD_F32] = {"float32", 4},
-    [GRADD_F64] = {"float64", 8}, [GRADD_BF16] = {"bfloat16", 2},
+static const char *const dtype_names[] = {
+    [GRADD_I8] = "int8",     [GRADD_U8] = "uint8",      [GRADD_I32] = "int32",
+    [GRADD_I64] = "int64",   [GRADD_F16] = "float16",   [GRADD_F32] = "float32",
+    [GRADD_F64] = "float64", [GRADD_BF16] = "bfloat16",
 };
-
-static bool is_dtype(enum gradd_dtype dtype)
-{
-    return (unsigned)dtype < sizeof dtypes / sizeof *dtypes && dtypes[dtype].name;
-}
 
 const char *dtype_name(enum gradd_dtype dtype)
 {
-    return is_dtype(dtype) ? dtypes[dtype].name : "unknown type";
+    return element_size((int)dtype) ? dtype_names[dtype] : "unknown type";
 }
 
 size_t dtype_bytes(enum gradd_dtype dtype)
 {
-    return is_dtype(dtype) ? dtypes[dtype].bytes : 0;
+    return element_size((int)dtype);
 }
 
 /* ------------------------------------------------------------------ agreement */
@@ -197,7 +191,7 @@ const char *signature_check(const struct signature *s, uint32_t n_ranks)
     uint64_t sum, bytes;
     if ((unsigned)s->kind > GRADD_JOIN)
         return "an unknown kind of collective";
-    if (parts_of[s->kind] & PART_DTYPE && !is_dtype(s->dtype))
+    if (parts_of[s->kind] & PART_DTYPE && !dtype_bytes(s->dtype))
         return "an unknown element type";
     if (__builtin_mul_overflow(s->count, (uint64_t)8, &bytes) ||
         __builtin_mul_overflow(s->out_capacity, (uint64_t)8, &bytes))

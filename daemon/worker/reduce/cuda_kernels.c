@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cuda_image.h"
+#include "dtype.h"
 #include "reduce.h"
 
 enum { DIVISOR_NONE = 0, BYTES_PER_THREAD = 64, BLOCKS_PER_MULTIPROCESSOR = 4 };
@@ -156,25 +157,6 @@ static CUresult launch(const struct cuda_kernels *kernels, CUfunction function, 
                                         stream, parameters, NULL);
 }
 
-static size_t element_bytes(enum gradd_dtype dtype)
-{
-    switch (dtype) {
-    case GRADD_I8:
-    case GRADD_U8:
-        return 1;
-    case GRADD_F16:
-    case GRADD_BF16:
-        return 2;
-    case GRADD_I32:
-    case GRADD_F32:
-        return 4;
-    case GRADD_I64:
-    case GRADD_F64:
-        break;
-    }
-    return 8;
-}
-
 CUresult cuda_kernels_reduce(const struct cuda_kernels *kernels, CUstream stream,
                              const struct reduction *r, size_t n)
 {
@@ -199,7 +181,7 @@ CUresult cuda_kernels_reduce(const struct cuda_kernels *kernels, CUstream stream
     for (unsigned o = 0; o < r->n_out; o++)
         params.out[o] = (uintptr_t)r->out[o];
     return launch(kernels, kernels->reduce[r->dtype][op], stream,
-                  cuda_kernels_blocks(kernels->n_multiprocessors, n * element_bytes(r->dtype)), 1,
+                  cuda_kernels_blocks(kernels->n_multiprocessors, n * element_size(r->dtype)), 1,
                   &params);
 }
 
@@ -238,6 +220,6 @@ CUresult cuda_kernels_count_nonfinite(const struct cuda_kernels *kernels, CUstre
     if (n == 0 || !is_floating(dtype))
         return CUDA_SUCCESS;
     return launch(kernels, kernels->nonfinite[dtype], stream,
-                  cuda_kernels_blocks(kernels->n_multiprocessors, n * element_bytes(dtype)), 1,
+                  cuda_kernels_blocks(kernels->n_multiprocessors, n * element_size(dtype)), 1,
                   &params);
 }

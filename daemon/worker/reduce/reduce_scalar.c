@@ -6,6 +6,7 @@
  * Every input of an element is read before its first output is written, so an output may equal an
  * input.
  */
+#include "dtype.h"
 #include "finite.h"
 #include "reduce.h"
 
@@ -14,25 +15,6 @@
 
 /* The functions below take dtype as a constant of the caller: one loop per type comes out. */
 #define INLINE static inline __attribute__((always_inline))
-
-INLINE size_t element_size(enum gradd_dtype dtype)
-{
-    switch (dtype) {
-    case GRADD_I8:
-    case GRADD_U8:
-        return 1;
-    case GRADD_F16:
-    case GRADD_BF16:
-        return 2;
-    case GRADD_I32:
-    case GRADD_F32:
-        return 4;
-    case GRADD_I64:
-    case GRADD_F64:
-        return 8;
-    }
-    return 0;
-}
 
 static float float_of_bits(uint32_t bits)
 {

@@ -17,6 +17,8 @@
 
 #include <gradd/types.h>
 
+#include "dtype.h"
+
 #define INLINE          static inline __attribute__((always_inline))
 #define VECTOR_OF(type) type __attribute__((vector_size(VECTOR_BYTES)))
 
@@ -107,25 +109,6 @@ INLINE bool is_half(enum gradd_dtype dtype)
 INLINE bool is_float(enum gradd_dtype dtype)
 {
     return dtype == GRADD_F32 || dtype == GRADD_F64 || is_half(dtype);
-}
-
-INLINE size_t element_size(enum gradd_dtype dtype)
-{
-    switch (dtype) {
-    case GRADD_I8:
-    case GRADD_U8:
-        return 1;
-    case GRADD_F16:
-    case GRADD_BF16:
-        return 2;
-    case GRADD_I32:
-    case GRADD_F32:
-        return 4;
-    case GRADD_I64:
-    case GRADD_F64:
-        break;
-    }
-    return 8;
 }
 
 /* bfloat16 pairs in 32-bit lanes: the lower one in `a`, the upper one in `b`. Widening so costs one
