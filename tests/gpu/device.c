@@ -91,8 +91,11 @@ CUfunction load_function(const char *name)
     static CUmodule module;
     CUfunction function;
 
-    if (!module)
-        CU(module_load(&module, read_image(getenv("GRADD_GPU_LOAD"))));
+    if (!module) {
+        void *image = read_image(getenv("GRADD_GPU_LOAD"));
+        CU(module_load(&module, image));
+        free(image);
+    }
     CU(module_function(&function, module, name));
     return function;
 }

@@ -74,6 +74,7 @@ int main(int argc, char **argv)
             seconds[i - 20] = one;
     }
     percentiles(seconds, n, &median, &p99);
+    free(seconds);
     report("\"what\": \"nccl\", \"rank\": %d, \"op_us\": %.1f, \"p99_us\": %.1f", rank,
            1e6 * median, 1e6 * p99);
     check(nccl->comm_destroy(comm), "ncclCommDestroy");

@@ -343,6 +343,7 @@ static void order(size_t n, double seconds)
     const double total = now() - begin;
     for (size_t i = 0; i < n; i++)
         expect(history + i * COUNT, COUNT, (float)(i + 1) * sum_of_ranks(), 0, "order");
+    free(handles);
     /* The stream had not even come to the op when its result was waited for. */
     if (n_ahead < n / 2)
         fail("rank %d: the host waited for the device in %zu of %zu ops", rank, n - n_ahead, n);
@@ -386,6 +387,8 @@ static void latency(size_t n, size_t bytes)
     }
     percentiles(enqueued, n, &median, &p99);
     percentiles(device, n, &on_device, &unused);
+    free(enqueued);
+    free(device);
     if (rank == 0)
         report("\"what\": \"latency\", \"size\": %d, \"bytes\": %zu, \"enqueued_us\": %.1f, "
                "\"enqueued_p99_us\": %.1f, \"op_us\": %.1f",
