@@ -108,6 +108,7 @@ static void pause_accepting(struct listener *listener, int error)
     }
     if (listener->reserve_fd >= 0) {
         close(listener->reserve_fd);
+        /* cppcheck-suppress nullPointer; accept4() takes no address where none is wanted */
         int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0)
             close(fd);
@@ -122,6 +123,7 @@ static void on_readable(void *data, int listen_fd, unsigned events)
     (void)events;
     struct listener *listener = data;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        /* cppcheck-suppress nullPointer; as above */
         int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             listener->fn(listener->owner, fd);

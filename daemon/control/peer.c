@@ -146,6 +146,7 @@ void user_name(uid_t uid, char *out_name, size_t size)
         return;
     struct passwd entry, *found;
     char memory[2048];
+    /* cppcheck-suppress uninitvar; it is what fgetpwent_r() writes */
     while (fgetpwent_r(file, &entry, memory, sizeof memory, &found) == 0) {
         if (entry.pw_uid == uid) {
             snprintf(out_name, size, "%s", entry.pw_name);

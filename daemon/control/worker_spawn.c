@@ -66,6 +66,7 @@ static bool set_up_fds(int channel, bool is_output)
         return false;
     /* dup2() onto itself would keep the close-on-exec flag. */
     if (channel == CHANNEL_FD ? fcntl(channel, F_SETFD, 0) < 0 : dup2(channel, CHANNEL_FD) < 0)
+        /* cppcheck-suppress resourceLeak; a failure ends the child */
         return false;
     if (dup2(null, STDIN_FILENO) < 0 || dup2(is_output ? CHANNEL_FD : null, STDOUT_FILENO) < 0)
         return false;

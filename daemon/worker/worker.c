@@ -307,8 +307,8 @@ static void on_configure(struct worker *worker, struct wire_frame *frame)
     setup->peer_dead_ns = ms_to_ns(configure->peer_dead_ms ? configure->peer_dead_ms : 5000);
     setup->fusion_bytes = configure->fusion_bytes ? configure->fusion_bytes : UINT64_MAX;
     worker->quota.limit_bytes = configure->memory_bytes ? configure->memory_bytes : UINT64_MAX;
+    const char *text = "";
     if (!setup->backend) {
-        const char *text = "";
         setup->backend_ops = &backend_host;
         setup->backend = backend_host.new(worker->loop, configure->threads, &text);
         if (!setup->backend) {
