@@ -10,6 +10,7 @@
 #include "base/conn.h"
 #include "base/log.h"
 #include "worker/coordinator.h"
+#include "worker/backend/nccl/nccl.h"
 #include "worker/backend/nccl/nccl_table.h"
 #include "worker/buffer/cuda_import.h"
 #include "worker/backend/nccl/submitter.h"
@@ -18,6 +19,7 @@
 #include "worker/stats.h"
 
 enum {
+    DRAIN_TIMEOUT_S = 10,
     DAEMON_QUEUE_BYTES = 16 * 1024 * 1024,
     GPU_NOTICE_BYTES = 64 * 1024,
 };
@@ -428,10 +430,32 @@ struct worker *worker_new(struct loop *loop, int take_fd)
     return worker;
 }
 
+static void abort_gpus(struct epoch *epoch)
+{
+    if (epoch && epoch->device && !epoch_is_idle(epoch))
+        nccl_abort(epoch->device, GRADD_ERR_SHUTDOWN, "the worker ends");
+}
+
+/* Batches on GPUs belong to their epochs: they end first. */
+static void end_gpus(struct worker *worker)
+{
+    if (!worker->setup.submitter)
+        return;
+    abort_gpus(worker->epoch);
+    for (struct epoch *epoch = worker->retired; epoch; epoch = epoch->next)
+        abort_gpus(epoch);
+    if (submitter_drain(worker->setup.submitter, DRAIN_TIMEOUT_S))
+        return;
+    log_error("worker", "job %s: the GPUs are still busy after %d s: this worker ends regardless",
+              worker->setup.job, DRAIN_TIMEOUT_S);
+    _exit(EXIT_FAILURE);
+}
+
 void worker_free(struct worker *worker)
 {
     if (!worker)
         return;
+    end_gpus(worker);
     conn_free(worker->daemon);
     worker->daemon = NULL;
     if (worker->setup.backend)

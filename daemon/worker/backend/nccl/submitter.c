@@ -36,11 +36,12 @@ struct submitter {
     int event_fd;
     pthread_t thread;
     pthread_mutex_t mutex;
-    pthread_cond_t work;
+    pthread_cond_t work, idle;
     /* Under the mutex. */
     struct submission *first, **tail;
     struct submitter_client *clients; /* that are open */
     bool has_orders, stop;
+    bool is_idle;             /* the thread waits for work, and nothing runs */
     _Atomic unsigned n_calls; /* of the loop; read without it */
     struct submission *reports, **reports_tail;
     struct submitter_client *client_reports;
@@ -698,8 +699,12 @@ static bool await_work(struct submitter *s, struct submission **out)
 {
     spin_for_work(s);
     pthread_mutex_lock(&s->mutex);
-    while (!s->first && !s->has_orders && !s->running && !s->stop)
+    while (!s->first && !s->has_orders && !s->running && !s->stop) {
+        s->is_idle = true;
+        pthread_cond_broadcast(&s->idle);
         pthread_cond_wait(&s->work, &s->mutex);
+    }
+    s->is_idle = false;
     s->n_seen = atomic_load_explicit(&s->n_calls, memory_order_relaxed);
     *out = s->first;
     if (*out && !(s->first = (*out)->s.next))
@@ -741,6 +746,7 @@ struct submitter *submitter_new(struct loop *loop)
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&s->work, &attributes);
+    pthread_cond_init(&s->idle, &attributes);
     pthread_condattr_destroy(&attributes);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->watch = s->event_fd >= 0 ? watch_fd(loop, s->event_fd, WATCH_READ, on_news, s) : NULL;
@@ -752,6 +758,32 @@ struct submitter *submitter_new(struct loop *loop)
         return NULL;
     }
     return s;
+}
+
+/* Under the mutex, until the thread has nothing left. False: it still has after the deadline. */
+static bool await_idle(struct submitter *s, const struct timespec *deadline)
+{
+    while (s->first || s->has_orders || !s->is_idle)
+        if (pthread_cond_timedwait(&s->idle, &s->mutex, deadline) == ETIMEDOUT)
+            return false;
+    return true;
+}
+
+bool submitter_drain(struct submitter *s, unsigned timeout_s)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += timeout_s;
+    for (;;) {
+        pthread_mutex_lock(&s->mutex);
+        const bool is_idle = await_idle(s, &deadline);
+        const bool has_news = s->reports || s->client_reports;
+        pthread_mutex_unlock(&s->mutex);
+        if (!is_idle || !has_news)
+            return is_idle;
+        tell_submissions(s); /* which may bring more work */
+        tell_clients(s);
+    }
 }
 
 void submitter_free(struct submitter *s)
@@ -768,6 +800,7 @@ void submitter_free(struct submitter *s)
     watch_free(s->watch);
     close(s->event_fd);
     pthread_cond_destroy(&s->work);
+    pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mutex);
     free(s);
 }

@@ -77,6 +77,9 @@ struct submission {
 
 /* NULL: no memory, descriptors or threads. */
 struct submitter *submitter_new(struct loop *loop);
+/* Loop: wait until the thread has nothing to do, and tell the clients what it did. False: it is not
+ * done after that time. */
+bool submitter_drain(struct submitter *submitter, unsigned timeout_s);
 /* All clients are closed. NULL-safe. */
 void submitter_free(struct submitter *submitter);
 
