@@ -163,8 +163,9 @@ static const char *find_obstacle(struct launch *launch, const struct comm *comm,
     if (!gpu->kernels.cuda)
         return "ranks that share a GPU, factors and NaN checks need gradd's kernels, and there are "
                "none for this GPU (gradctl status says why): use backend = host";
+    _Static_assert(CUDA_REDUCE_MAX == 64, "the sentence below says so");
     if (step->n_in > CUDA_REDUCE_MAX || step->n_out > CUDA_REDUCE_MAX)
-        return "more than 16 ranks on one GPU, or in an integer average over several GPUs, are not "
+        return "more than 64 ranks on one GPU, or in an integer average over several GPUs, are not "
                "supported on device memory: use backend = host";
     return NULL;
 }
