@@ -79,8 +79,11 @@ void loop_free(struct loop *loop)
 {
     if (!loop)
         return;
-    while (!STAILQ_EMPTY(&loop->deferred))
-        run_deferred(-1, 0, loop);
+    struct deferred *call;
+    while ((call = STAILQ_FIRST(&loop->deferred))) {
+        STAILQ_REMOVE_HEAD(&loop->deferred, link);
+        free(call);
+    }
     if (loop->defer_event)
         event_free(loop->defer_event);
     if (loop->base)

@@ -29,6 +29,7 @@ typedef void watch_signal_fn(void *data, int signal_number);
 typedef void loop_fn(void *data);
 
 struct loop *loop_new(void); /* NULL: out of memory or descriptors */
+/* Calls that are still deferred are dropped: what they refer to may be gone. NULL-safe. */
 void loop_free(struct loop *loop);
 
 /* Run until loop_stop(). 0 or -errno. */

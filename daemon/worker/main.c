@@ -45,7 +45,6 @@ int main(int argc, char **argv)
         return 1;
     }
     int rc = loop_run(loop);
-    loop_step(loop, false); /* what was deferred in the last turn refers to the worker */
     worker_free(worker);
     loop_free(loop);
     return rc < 0 ? 1 : 0;

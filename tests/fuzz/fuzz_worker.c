@@ -115,7 +115,6 @@ static void open_scene(struct scene *scene)
 
 static void close_scene(struct scene *scene)
 {
-    turn(scene); /* what was deferred refers to the worker */
     worker_free(scene->worker);
     loop_free(scene->loop);
     close(scene->daemon);
