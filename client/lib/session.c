@@ -115,13 +115,17 @@ static int receive(struct link *link, uint64_t deadline_ns, struct wire_frame *o
             return error_set(GRADD_ERR_PROTOCOL, "the daemon sent %s",
                              link->in.error ? link->in.error : strerror(-rc));
         if (link->in.is_eof)
-            return error_set(GRADD_ERR_UNAVAILABLE, "the daemon closed the connection");
+            return error_set(
+                GRADD_ERR_UNAVAILABLE,
+                "the daemon closed the connection without an answer: its log says why");
         if (!link->is_broken && !wire_out_is_empty(&link->out))
             link->is_broken = wire_out_flush(&link->out, link->fd) < 0;
         if (!wait_ready(link, deadline_ns))
             return GRADD_PENDING;
         rc = wire_in_read(&link->in, link->fd);
-        if (rc < 0)
+        if (rc == -ECONNRESET) /* it closed without reading what we had sent */
+            link->in.is_eof = true;
+        else if (rc < 0)
             return error_set(GRADD_ERR_UNAVAILABLE, "the daemon's connection broke: %s",
                              strerror(-rc));
     }

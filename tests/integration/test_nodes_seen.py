@@ -11,7 +11,7 @@ import pytest
 
 import gradd_ctypes as api
 from cluster import JOB, Cluster, Member, allreduce_is_right, trainers_of
-from harness import eventually, settle
+from harness import Daemon, eventually, settle
 
 MakeCluster = Callable[..., Cluster]
 BIG = 4 << 20  # float32: more than sockets hold
@@ -83,16 +83,24 @@ def test_the_late_rank_of_another_node_is_named_on_every_node(make_cluster: Make
 def test_a_node_that_does_not_answer_is_named(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(3, peer_dead_s=30)
     cluster.job((1, 1, 1))
+
+    def become(daemon: Daemon, silent: list[str]) -> None:
+        def is_so() -> bool:
+            job = daemon.gradctl_json("job", JOB)
+            return (job["silent_nodes"], job["stats_stale"]) == (silent, False)
+
+        eventually(is_so, f"silent are {silent}")
+
+    # A worker that has not reached the coordinator's yet can not answer.
+    become(cluster.daemons[0], [])
     pid = cluster.worker_pid(2)
     os.kill(pid, signal.SIGSTOP)
     try:
         for daemon in cluster.daemons[:2]:
-            job = daemon.gradctl_json("job", JOB)
-            assert (job["silent_nodes"], job["stats_stale"]) == (["node2"], False), job
+            become(daemon, ["node2"])
     finally:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: cluster.daemons[0].gradctl_json("job", JOB)["silent_nodes"] == [],
-               "the node answers again")
+    become(cluster.daemons[0], [])
 
 
 # ---------------------------------------------------------------- NaN
