@@ -12,67 +12,7 @@
 
 #include "context.h"
 #include "cuda.h"
-
-/* ------------------------------------------------------------------ half types */
-
-static float float_of_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t bits_of_float(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float widen_bf16(uint16_t half)
-{
-    return float_of_bits((uint32_t)half << 16);
-}
-
-static uint16_t narrow_bf16(float value)
-{
-    uint32_t bits = bits_of_float(value);
-    if (isnan(value))
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float widen_f16(uint16_t half)
-{
-    int exponent = half >> 10 & 31;
-    float fraction = (float)(half & 1023);
-    float magnitude;
-    if (exponent == 31)
-        magnitude = half & 1023 ? NAN : INFINITY;
-    else if (exponent == 0)
-        magnitude = ldexpf(fraction, -24);
-    else
-        magnitude = ldexpf(1024 + fraction, exponent - 25);
-    return half & 0x8000 ? -magnitude : magnitude;
-}
-
-static uint16_t narrow_f16(float value)
-{
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
-    float magnitude = fabsf(value);
-    if (isnan(value))
-        return sign | 0x7e00;
-    if (magnitude >= 65520)
-        return sign | 0x7c00; /* half way beyond the largest finite value: infinity */
-    int exponent;
-    frexpf(magnitude, &exponent);
-    if (exponent < -13 || magnitude == 0)
-        exponent = -13; /* subnormal: the unit stays 2^-24 */
-    /* In units of the last place; scaling by a power of two is exact, so this rounds once. */
-    uint32_t units = (uint32_t)lrintf(ldexpf(magnitude, 11 - exponent));
-    /* 1024 units carry into the exponent's bits, which is the right neighbour. */
-    return (uint16_t)(sign | (units + ((uint32_t)(exponent + 13) << 10)));
-}
+#include "half.h"
 
 /* ------------------------------------------------------------------ scaling */
 
@@ -122,8 +62,8 @@ static int64_t scale_integer(int64_t value, double factor, const struct integer_
 
 SCALE_FLOATS(scale_f32, float, float, , )
 SCALE_FLOATS(scale_f64, double, double, , )
-SCALE_FLOATS(scale_f16, uint16_t, float, widen_f16, narrow_f16)
-SCALE_FLOATS(scale_bf16, uint16_t, float, widen_bf16, narrow_bf16)
+SCALE_FLOATS(scale_f16, uint16_t, float, float_of_f16, f16_of_float)
+SCALE_FLOATS(scale_bf16, uint16_t, float, float_of_bf16, bf16_of_float)
 SCALE_INTEGERS(scale_i8, int8_t, INT8_MIN, INT8_MAX)
 SCALE_INTEGERS(scale_u8, uint8_t, 0, UINT8_MAX)
 SCALE_INTEGERS(scale_i32, int32_t, INT32_MIN, INT32_MAX)

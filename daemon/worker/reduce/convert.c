@@ -6,76 +6,31 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "half.h"
 #include "reduce.h"
 
-static uint32_t load_32(const void *base, size_t i)
+static float load_float(const void *base, size_t i)
 {
-    uint32_t bits;
-    memcpy(&bits, (const char *)base + i * sizeof bits, sizeof bits);
-    return bits;
+    float value;
+    memcpy(&value, (const char *)base + i * sizeof value, sizeof value);
+    return value;
 }
 
-static void store_32(void *base, size_t i, uint32_t bits)
+static void store_float(void *base, size_t i, float value)
 {
-    memcpy((char *)base + i * sizeof bits, &bits, sizeof bits);
+    memcpy((char *)base + i * sizeof value, &value, sizeof value);
 }
 
-static uint16_t load_16(const void *base, size_t i)
+static uint16_t load_half(const void *base, size_t i)
 {
-    uint16_t bits;
-    memcpy(&bits, (const char *)base + i * sizeof bits, sizeof bits);
-    return bits;
+    uint16_t half;
+    memcpy(&half, (const char *)base + i * sizeof half, sizeof half);
+    return half;
 }
 
-static void store_16(void *base, size_t i, uint32_t bits)
+static void store_half(void *base, size_t i, uint16_t half)
 {
-    const uint16_t low = (uint16_t)bits;
-    memcpy((char *)base + i * sizeof low, &low, sizeof low);
-}
-
-static void narrow_bf16(const void *in, void *out, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = load_32(in, i);
-        const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        store_16(out, i, (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-    }
-}
-
-static void widen_bf16(const void *in, void *out, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        store_32(out, i, (uint32_t)load_16(in, i) << 16);
-}
-
-static uint32_t f16_of_f32(uint32_t bits)
-{
-    const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    float small;
-    if (magnitude > 0x7f800000)
-        return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
-    if (magnitude >= 0x477ff000) /* half way from the largest float16 to the next */
-        return sign | 0x7c00;
-    if (magnitude >= 0x38800000)
-        return sign | (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-    /* Below 2^-14 the unit in the last place is 2^-24, as float32's is from 0.5 on. */
-    memcpy(&small, &magnitude, sizeof small);
-    small += 0.5f;
-    memcpy(&bits, &small, sizeof bits);
-    return sign | (bits & 0xffff);
-}
-
-static uint32_t f32_of_f16(uint32_t h)
-{
-    const uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 0x1f, fraction = h & 0x3ff;
-    uint32_t bits;
-    if (exponent == 0x1f) /* a signalling NaN becomes quiet, as the CPU's instruction has it */
-        return sign | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0);
-    if (exponent != 0)
-        return sign | (exponent + 127 - 15) << 23 | fraction << 13;
-    const float small = (float)fraction * 0x1p-24f;
-    memcpy(&bits, &small, sizeof bits);
-    return sign | bits;
+    memcpy((char *)base + i * sizeof half, &half, sizeof half);
 }
 
 #ifdef __x86_64__
@@ -126,21 +81,23 @@ static size_t widen_f16_fast(const void *in, void *out, size_t n)
 void convert_narrow(enum gradd_dtype half, const void *in, void *out, size_t n)
 {
     if (half == GRADD_BF16) {
-        narrow_bf16(in, out, n);
+        for (size_t i = 0; i < n; i++)
+            store_half(out, i, bf16_of_float(load_float(in, i)));
         return;
     }
     for (size_t i = has_f16c() ? narrow_f16_fast(in, out, n) : 0; i < n; i++)
-        store_16(out, i, f16_of_f32(load_32(in, i)));
+        store_half(out, i, f16_of_float(load_float(in, i)));
 }
 
 void convert_widen(enum gradd_dtype half, const void *in, void *out, size_t n)
 {
     if (half == GRADD_BF16) {
-        widen_bf16(in, out, n);
+        for (size_t i = 0; i < n; i++)
+            store_float(out, i, float_of_bf16(load_half(in, i)));
         return;
     }
     for (size_t i = has_f16c() ? widen_f16_fast(in, out, n) : 0; i < n; i++)
-        store_32(out, i, f32_of_f16(load_16(in, i)));
+        store_float(out, i, float_of_f16(load_half(in, i)));
 }
 
 void convert_add_int(enum gradd_dtype dtype, const void *in, void *sums, size_t n)
@@ -148,13 +105,16 @@ void convert_add_int(enum gradd_dtype dtype, const void *in, void *sums, size_t 
     const uint8_t *bytes = in;
     for (size_t i = 0; i < n; i++) {
         int64_t sum;
+        int32_t word;
         memcpy(&sum, (char *)sums + i * sizeof sum, sizeof sum);
         if (dtype == GRADD_U8)
             sum += bytes[i];
         else if (dtype == GRADD_I8)
             sum += (int8_t)bytes[i];
-        else
-            sum += (int32_t)load_32(in, i);
+        else {
+            memcpy(&word, bytes + i * sizeof word, sizeof word);
+            sum += word;
+        }
         memcpy((char *)sums + i * sizeof sum, &sum, sizeof sum);
     }
 }
@@ -164,8 +124,9 @@ void convert_narrow_int(enum gradd_dtype dtype, const void *in, void *out, size_
     for (size_t i = 0; i < n; i++) {
         int64_t x;
         memcpy(&x, (const char *)in + i * sizeof x, sizeof x);
+        const int32_t word = (int32_t)x;
         if (dtype == GRADD_I32)
-            store_32(out, i, (uint32_t)x);
+            memcpy((char *)out + i * sizeof word, &word, sizeof word);
         else
             ((uint8_t *)out)[i] = (uint8_t)x;
     }

@@ -8,6 +8,7 @@
  */
 #include "dtype.h"
 #include "finite.h"
+#include "half.h"
 #include "reduce.h"
 
 #include <math.h>
@@ -15,71 +16,6 @@
 
 /* The functions below take dtype as a constant of the caller: one loop per type comes out. */
 #define INLINE static inline __attribute__((always_inline))
-
-static float float_of_bits(uint32_t bits)
-{
-    float f;
-
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
-
-static uint32_t bits_of_float(float f)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &f, sizeof(bits));
-    return bits;
-}
-
-static float float_of_bf16(uint16_t h)
-{
-    return float_of_bits((uint32_t)h << 16);
-}
-
-static uint16_t bf16_of_float(float f)
-{
-    const uint32_t bits = bits_of_float(f);
-
-    if (isnan(f))
-        return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float float_of_f16(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16;
-    const uint32_t exponent = h >> 10 & 0x1f;
-    const uint32_t fraction = h & 0x3ff;
-    float magnitude;
-
-    if (exponent == 0x1f)
-        return float_of_bits(sign | 0x7f800000 | fraction << 13);
-    if (exponent != 0)
-        return float_of_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13);
-    magnitude = (float)fraction * 0x1p-24f; /* denormal in binary16, normal here: exact */
-    return sign ? -magnitude : magnitude;
-}
-
-static uint16_t f16_of_float(float f)
-{
-    const uint32_t bits = bits_of_float(f);
-    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    const uint32_t magnitude = bits & 0x7fffffff;
-    uint32_t rounded;
-
-    if (magnitude > 0x7f800000)
-        return sign | 0x7e00 | (uint16_t)(magnitude >> 13 & 0x3ff);
-    if (magnitude >= 0x477ff000) /* 65520: half way from the largest binary16 to the next */
-        return sign | 0x7c00;
-    if (magnitude < 0x38800000) {
-        /* Below 2^-14 a unit in the last place is 2^-24, as it is in float32 from 0.5 on: the sum
-         * is rounded there, to nearest even, and its low bits are the binary16. */
-        return sign | (uint16_t)bits_of_float(float_of_bits(magnitude) + 0.5f);
-    }
-    rounded = magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1);
-    return sign | (uint16_t)(rounded >> 13);
-}
 
 INLINE float load_float(enum gradd_dtype dtype, const void *base, size_t i)
 {
