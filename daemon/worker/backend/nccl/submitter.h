@@ -13,15 +13,13 @@
 #define GRADD_SUBMITTER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "base/loop.h"
-#include "worker/backend/backend.h"
 #include "worker/backend/nccl/comm.h"
+#include "worker/backend/nccl/submission.h"
 
 struct submitter;
-struct submission;
 
 /* Who submits: an epoch. Its communicators stand or fall together. */
 struct submitter_client {
@@ -52,29 +50,6 @@ struct submitter_client {
     } s;
 };
 
-/* A batch on its way. */
-struct submission {
-    struct submitter_client *client;
-    struct backend_batch *batch;
-    struct comm **comms; /* of each op */
-    size_t comms_capacity;
-    struct submission *next; /* the client's, while it has it */
-    /* The submitter's. */
-    struct {
-        struct submission_event *events; /* by device index: the end of what runs there */
-        unsigned n_events;
-        _Atomic uint64_t *counters; /* of not finite elements; memory that GPUs can write */
-        size_t n_counters, counters_capacity;
-        const struct cuda_device *counters_device; /* where they are registered */
-        uint64_t deadline_ns;
-        bool uses_nccl;
-        int status; /* of the ops that were launched, at the end */
-        char text[512];
-        bool tells_enqueued, tells_done, is_reported;
-        struct submission *next, *next_report;
-    } s;
-};
-
 /* NULL: no memory, descriptors or threads. */
 struct submitter *submitter_new(struct loop *loop);
 /* Loop: wait until the thread has nothing to do, and tell the clients what it did. False: it is not
@@ -89,8 +64,5 @@ void submitter_push(struct submitter *submitter, struct submission *submission);
 void submitter_abort(struct submitter_client *client, int status, const char *text);
 /* Nothing of the client is under way: its communicators end, and on_closed is told. */
 void submitter_close(struct submitter_client *client);
-
-/* Its counters go. Nothing of it is under way. */
-void submission_free(struct submission *submission);
 
 #endif
