@@ -12,6 +12,7 @@
 
 #include "context.h"
 #include "cuda.h"
+#include "finite.h"
 #include "half.h"
 
 /* ------------------------------------------------------------------ scaling */
@@ -75,38 +76,9 @@ static void (*const scale[])(const void *in, void *out, size_t n, double pre, do
     [GRADD_F64] = scale_f64, [GRADD_BF16] = scale_bf16,
 };
 
-/* NaN and infinity are the values whose exponent has all bits set. */
-#define COUNT_NONFINITE(name, type, exponent)                                                      \
-    static uint64_t name(const void *in, uint64_t n)                                               \
-    {                                                                                              \
-        uint64_t found = 0;                                                                        \
-        for (uint64_t i = 0; i < n; i++) {                                                         \
-            type bits;                                                                             \
-            memcpy(&bits, (const uint8_t *)in + i * sizeof bits, sizeof bits);                     \
-            found += (bits & (exponent)) == (exponent);                                            \
-        }                                                                                          \
-        return found;                                                                              \
-    }
-
-COUNT_NONFINITE(count_f16, uint16_t, 0x7c00u)
-COUNT_NONFINITE(count_bf16, uint16_t, 0x7f80u)
-COUNT_NONFINITE(count_f32, uint32_t, 0x7f800000u)
-COUNT_NONFINITE(count_f64, uint64_t, 0x7ff0000000000000u)
-
 uint64_t solo_count_nonfinite(const struct gradd_op *request)
 {
-    switch (request->dtype) {
-    case GRADD_F16:
-        return count_f16(request->in, request->count);
-    case GRADD_BF16:
-        return count_bf16(request->in, request->count);
-    case GRADD_F32:
-        return count_f32(request->in, request->count);
-    case GRADD_F64:
-        return count_f64(request->in, request->count);
-    default:
-        return 0;
-    }
+    return finite_count(request->dtype, request->in, request->count);
 }
 
 void solo_reduce(const struct gradd_op *request, const struct op_shape *shape)

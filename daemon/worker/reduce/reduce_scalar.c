@@ -9,7 +9,7 @@
 #include "dtype.h"
 #include "finite.h"
 #include "half.h"
-#include "reduce.h"
+#include "variant.h"
 
 #include <math.h>
 #include <string.h>
