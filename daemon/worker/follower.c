@@ -8,6 +8,7 @@
 #include <sys/queue.h>
 
 #include "base/clock.h"
+#include "spin.h"
 #include "worker/central.h"
 #include "worker/backend/nccl/nccl.h"
 #include "worker/epoch.h"
@@ -41,11 +42,18 @@ struct follower {
     struct process_sets sets;
     TAILQ_HEAD(, follower_op) ops;
     bool is_at_end; /* the op handed out last was the last of its batch */
+    bool *is_heard; /* by rank: has submitted since the last flush */
+    uint32_t n_heard;
+    struct watch *flush_timer; /* armed: what is queued waits a turn for the others */
+    bool has_yielded;          /* to them, for this flush */
+    struct spin spin;
     int failed;
     char failed_text[512];
 };
 
 static const struct conn_ops coordinator_conn_ops;
+
+static void on_flush_timer(void *data);
 
 struct follower *follower_new(struct epoch *epoch)
 {
@@ -54,7 +62,9 @@ struct follower *follower_new(struct epoch *epoch)
         return NULL;
     f->epoch = epoch;
     TAILQ_INIT(&f->ops);
-    if (process_sets_init(&f->sets, epoch->size) < 0) {
+    f->is_heard = calloc(epoch->size, sizeof *f->is_heard);
+    f->flush_timer = watch_timer(epoch->setup->loop, on_flush_timer, f);
+    if (process_sets_init(&f->sets, epoch->size) < 0 || !f->is_heard || !f->flush_timer) {
         follower_free(f);
         return NULL;
     }
@@ -87,6 +97,8 @@ void follower_free(struct follower *f)
         free(name);
     }
     process_sets_deinit(&f->sets);
+    watch_free(f->flush_timer);
+    free(f->is_heard);
     free(f);
 }
 
@@ -99,10 +111,50 @@ int follower_attach(struct follower *f, int take_fd)
     return 0;
 }
 
-void follower_flush(struct follower *f)
+/* Some of this node's ranks have submitted, others not. */
+static bool is_partial(const struct follower *f)
 {
+    return f->n_heard > 0 && f->n_heard < f->epoch->n_added - f->epoch->n_gone;
+}
+
+static void flush_now(struct follower *f)
+{
+    if (f->has_yielded && is_partial(f))
+        spin_failed(&f->spin);
+    else if (f->has_yielded)
+        spin_succeeded(&f->spin);
+    f->has_yielded = false;
+    watch_disarm(f->flush_timer);
+    if (f->n_heard > 0)
+        memset(f->is_heard, 0, f->epoch->size * sizeof *f->is_heard);
+    f->n_heard = 0;
     if (f->conn)
         conn_flush(f->conn);
+}
+
+/* All that had come has been looked at. */
+static void on_flush_timer(void *data)
+{
+    struct follower *f = data;
+    if (!f->has_yielded && is_partial(f) && spin_begins(&f->spin)) {
+        f->has_yielded = true;
+        sched_yield();
+        watch_arm(f->flush_timer, 0);
+        return;
+    }
+    flush_now(f);
+}
+
+/*
+ * The ranks of a node tend to submit at the same time, and one message to another node costs less
+ * than one for each: let the others run once, and look whether they have come.
+ */
+void follower_flush(struct follower *f)
+{
+    if (!is_partial(f))
+        flush_now(f);
+    else if (!watch_is_armed(f->flush_timer))
+        watch_arm(f->flush_timer, 0);
 }
 
 void follower_close(struct follower *f)
@@ -181,6 +233,8 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
     const struct name *known = set_name(f, name, &submit);
     request->name = known ? known->text : "";
     note_submitted(request, found, s);
+    f->n_heard += !f->is_heard[member->rank];
+    f->is_heard[member->rank] = true;
     request->remote_id = ++f->last_remote_id;
     HASH_ADD(hh_remote, f->pending, remote_id, sizeof request->remote_id, request);
     submit.rank = member->rank;
@@ -219,7 +273,7 @@ void follower_rank_left(struct follower *f, uint32_t rank, const char *text)
     left.rank = rank;
     left.text = (char *)text;
     push(f, PB__ENVELOPE__BODY_REMOTE_RANK_LEFT, &left);
-    follower_flush(f);
+    flush_now(f);
 }
 
 void follower_count(struct follower *f, uint64_t finite_check, uint32_t rank, uint64_t count)

@@ -30,6 +30,8 @@ int follower_submit(struct follower *follower, const struct member *member, uint
 void follower_rank_left(struct follower *follower, uint32_t rank, const char *text);
 /* This rank's device memory is on this GPU (16 bytes) of this node. */
 void follower_set_device(struct follower *follower, uint32_t rank, const uint8_t *uuid);
+/* Send what is queued: now, or one turn of the loop later when others of the node's ranks have not
+ * submitted yet, so that requests made at the same time travel together. */
 void follower_flush(struct follower *follower);
 
 /* The epoch is over here. The coordinator's worker notices, whether its daemon says so or not. */
