@@ -219,7 +219,7 @@ def test_what_does_not_end_takes_the_worker_with_it(world: World) -> None:
     was killed, with the GPU to itself and with NCCL. All ranks hear of it at once; the next epoch
     begins when the GPUs are free, in another worker."""
     node = Node(world)
-    settings = {"order": "event", "job_linger_s": 3}
+    settings = {"order": "event", "job_linger_s": 10}
     daemon = node.node(**settings)
     node.environment |= {"GRADD_FAKE_NCCL_HANG_AT": "2", "GRADD_FAKE_NCCL_ABORT_HANGS": "1"}
     impatient = node.node(op_timeout_s=0.5, **settings)
@@ -260,7 +260,8 @@ def test_what_does_not_end_takes_the_worker_with_it(world: World) -> None:
         trainers[0].call("tensor", key="a", count=N)
         sums_are_right(trainers)
     assert "NCCL did not abort its communicators within 10 s" in impatient.log.text()
-    assert daemon.log.text().count("did not end within 10 s") == 2
+    assert "what was launched on the GPUs did not end within 10 s" in daemon.log.text()
+    assert "NCCL did not abort its communicators within 10 s" in daemon.log.text()  # job two's
     assert not set(workers) & set(daemon.worker_pids() + impatient.worker_pids())
 
 

@@ -124,8 +124,8 @@ static void open_legacy(struct step *step, struct mapping *m)
         unmap(m);
         return;
     }
-    m->base = base;
-    m->bytes = bytes;
+    /* What is mapped may begin before: small allocations lie together in one block. */
+    m->bytes = base + bytes - m->base;
     step->is_complete = true;
 }
 

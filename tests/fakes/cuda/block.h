@@ -47,5 +47,7 @@ int fake_block_file(int fd, int physical, size_t bytes, bool is_exportable,
 /* Free a range of any kind that its context owns. */
 void fake_range_destroy(struct range *range);
 void fake_import_close(struct range *range);
+/* What a RANGE_IMPORT has mapped: the block that its allocation lies in. */
+void fake_import_block(const struct range *range, uintptr_t *out_base, size_t *out_bytes);
 
 #endif

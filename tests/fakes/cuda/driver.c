@@ -12,7 +12,7 @@ static _Atomic int init_pid;
 /*
  * What holds for every call: it is counted, it may be told to fail, it is refused on a stream's
  * own thread (the real driver: in a host function), after fork(), before cuInit(), without a
- * context and after a fault in that context.
+ * context, after a fault in that context, and when it would spoil a capture.
  */
 CUresult fake_enter(enum fake_entry entry, enum fake_need need)
 {
@@ -39,7 +39,10 @@ CUresult fake_enter(enum fake_entry entry, enum fake_need need)
     CUcontext context = fake_context();
     if (context == NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return context->refs == 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : atomic_load(&context->sticky);
+    if (context->refs == 0)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    CUresult sticky = atomic_load(&context->sticky);
+    return sticky != CUDA_SUCCESS ? sticky : fake_capture_check(entry);
 }
 
 CUresult cuInit(unsigned flags)
@@ -95,6 +98,7 @@ static const struct {
     {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "memory is already registered"},
     {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "memory has not been registered"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
@@ -103,6 +107,7 @@ static const struct {
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "the capture failed because of an error"},
     {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "the stream is not being captured"},
     {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "a dependency leaves the captured streams"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "the default stream waits for a captured one"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

@@ -83,6 +83,7 @@
     X(cuStreamIsCapturing, (CUstream s, int *out_status)) \
     X(cuStreamBeginCapture_v2, (CUstream s, int mode)) \
     X(cuStreamEndCapture, (CUstream s, CUgraph *out)) \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode)) \
     X(cuGraphDestroy, (CUgraph graph)) \
     X(cuStreamWaitValue32_v2, (CUstream s, CUdeviceptr p, uint32_t value, unsigned flags)) \
     X(cuStreamWaitValue64_v2, (CUstream s, CUdeviceptr p, uint64_t value, unsigned flags)) \

@@ -160,7 +160,9 @@ void fake_context_drain(CUcontext context);
 /* Under fake_lock. */
 void fake_streams_close(CUcontext context);
 CUresult fake_stream_drain(CUstream handle);
-bool fake_stream_is_capturing(CUstream s);
+/* capture.c: may the calling thread make this call while streams are captured? Else those captures
+ * are lost. */
+CUresult fake_capture_check(enum fake_entry entry);
 /* On a stream's thread: its context fails; it has failed, so that no more work is done in it. */
 void fake_stream_fault(CUresult error);
 bool fake_stream_is_faulted(void);

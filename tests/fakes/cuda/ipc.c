@@ -168,6 +168,13 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned
     return rc;
 }
 
+void fake_import_block(const struct range *range, uintptr_t *out_base, size_t *out_bytes)
+{
+    const struct import *import = range->owner;
+    *out_base = import->base;
+    *out_bytes = import->head->bytes;
+}
+
 void fake_import_close(struct range *range)
 {
     struct import *import = range->owner, **link = &imports;

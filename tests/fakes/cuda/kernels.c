@@ -25,6 +25,17 @@ static void *view(unsigned long long address, size_t bytes)
     return p;
 }
 
+/* What is loaded and stored as elements: at a multiple of their size. */
+static void *elements(unsigned long long address, unsigned long long n, size_t element)
+{
+    if (address % element != 0) {
+        fake_warn("a kernel loads elements of %zu bytes at %#llx", element, address);
+        fake_stream_fault(CUDA_ERROR_MISALIGNED_ADDRESS);
+        return NULL;
+    }
+    return view(address, n * element);
+}
+
 static size_t element_bytes(enum gradd_dtype dtype)
 {
     switch (dtype) {
@@ -47,14 +58,14 @@ static void reduce(const void *parameter, enum gradd_dtype dtype, enum gradd_red
     const struct cuda_reduce_params *p = parameter;
     const void *in[CUDA_REDUCE_MAX];
     void *out[CUDA_REDUCE_MAX];
-    size_t bytes = p->n * element_bytes(dtype);
+    const size_t element = element_bytes(dtype);
     if (p->n_in == 0 || p->n_in > CUDA_REDUCE_MAX || p->n_out == 0 || p->n_out > CUDA_REDUCE_MAX)
         fake_die("a reduction of %u inputs and %u outputs", p->n_in, p->n_out);
     for (unsigned i = 0; i < p->n_in; i++)
-        if ((in[i] = view(p->in[i], bytes)) == NULL)
+        if ((in[i] = elements(p->in[i], p->n, element)) == NULL)
             return;
     for (unsigned i = 0; i < p->n_out; i++)
-        if ((out[i] = view(p->out[i], bytes)) == NULL)
+        if ((out[i] = elements(p->out[i], p->n, element)) == NULL)
             return;
     struct reduction reduction = {.dtype = dtype,
                                   .redop = p->divisor != 0 ? GRADD_AVG : redop,
@@ -89,8 +100,8 @@ static void copy(const struct fake_launch *launch, const void *parameter)
 static void nonfinite(const void *parameter, enum gradd_dtype dtype)
 {
     const struct cuda_nonfinite_params *p = parameter;
-    const void *in = view(p->in, p->n * element_bytes(dtype));
-    _Atomic uint64_t *count = view(p->count, sizeof *count);
+    const void *in = elements(p->in, p->n, element_bytes(dtype));
+    _Atomic uint64_t *count = elements(p->count, 1, sizeof *count);
     if (in != NULL && count != NULL)
         atomic_fetch_add(count, reduce_count_nonfinite(dtype, in, p->n));
 }

@@ -151,10 +151,14 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *out_base, size_t *out_bytes, CUdev
     ENTER(cuMemGetAddressRange_v2, NEED_CONTEXT);
     pthread_mutex_lock(&fake_lock);
     const struct range *range = fake_range_find(p);
+    uintptr_t base = range != NULL ? range->base : 0;
+    size_t bytes = range != NULL ? range->bytes : 0;
+    if (range != NULL && range->kind == RANGE_IMPORT)
+        fake_import_block(range, &base, &bytes);
     if (range != NULL && out_base != NULL)
-        *out_base = range->base;
+        *out_base = base;
     if (range != NULL && out_bytes != NULL)
-        *out_bytes = range->bytes;
+        *out_bytes = bytes;
     pthread_mutex_unlock(&fake_lock);
     return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

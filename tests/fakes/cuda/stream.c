@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams. The default stream of a context (handle NULL, 1 or 2) and its blocking streams wait for
- * each other, as the real legacy stream; per-thread default streams are that same stream.
+ * Streams. The default stream of a context (handle NULL or 1) and its blocking streams wait for
+ * each other, as the real legacy stream. Handle 2 is a blocking stream of each thread's own.
  *
  * While a stream is captured what is pushed to it is dropped: graphs are not executed here.
  */
@@ -36,11 +36,28 @@ static CUstream stream_new(CUcontext context, unsigned flags)
     return s;
 }
 
+/* Kept for the context that the thread used last. */
+static CUstream own_stream(CUcontext context)
+{
+    static _Thread_local CUstream own;
+    if (own == NULL || own->context != context || own->is_destroyed)
+        own = stream_new(context, CU_STREAM_DEFAULT);
+    return own;
+}
+
+CUstream fake_stream_first(void)
+{
+    return streams;
+}
+
 static CUresult get_locked(CUstream handle, CUstream *out)
 {
     CUcontext context = fake_context();
-    if (handle == NULL || (uintptr_t)handle == FAKE_STREAM_LEGACY ||
-        (uintptr_t)handle == FAKE_STREAM_PER_THREAD) {
+    if ((uintptr_t)handle == FAKE_STREAM_PER_THREAD) {
+        *out = own_stream(context);
+        return CUDA_SUCCESS;
+    }
+    if (handle == NULL || (uintptr_t)handle == FAKE_STREAM_LEGACY) {
         if (context->default_stream == NULL) {
             context->default_stream = stream_new(context, CU_STREAM_DEFAULT);
             context->default_stream->is_default = true;

@@ -17,9 +17,11 @@ struct CUstream_st {
     CUcontext context;
     unsigned flags;
     bool is_default, is_destroyed;
-    int capture;          /* CU_STREAM_CAPTURE_STATUS_* */
-    uint64_t waits_for;   /* item of the default stream that is waited for already */
-    pthread_mutex_t lock; /* what follows */
+    int capture; /* CU_STREAM_CAPTURE_STATUS_* */
+    int capture_mode;
+    pthread_t capture_thread; /* which began it */
+    uint64_t waits_for;       /* item of the default stream that is waited for already */
+    pthread_mutex_t lock;     /* what follows */
     pthread_cond_t changed;
     struct item *head, **tail;
     uint64_t pushed, done;
@@ -27,6 +29,8 @@ struct CUstream_st {
     uint64_t random;
 };
 
+/* All streams, destroyed ones too; under fake_lock. */
+CUstream fake_stream_first(void);
 /* The stream's thread. */
 void *fake_stream_thread(void *stream);
 /* Add to the queue; items run in this order. */

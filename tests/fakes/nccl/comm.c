@@ -303,11 +303,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n_ranks, ncclUniqueId i
     ncclResult_t rc = fake_inject("ncclCommInitRankConfig");
     ncclComm_t comm;
 
-    if (rc == ncclSuccess && (out == NULL || n_ranks < 1 || rank < 0 || rank >= n_ranks))
-        rc = fake_error(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, n_ranks);
-    if (rc == ncclSuccess && n_ranks > FAKE_RANKS)
+    if (rc != ncclSuccess)
+        return rc;
+    if (out == NULL || n_ranks < 1 || rank < 0 || rank >= n_ranks)
+        return fake_error(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, n_ranks);
+    if (n_ranks > FAKE_RANKS)
         fake_die("%d ranks, the fake has room for %d", n_ranks, FAKE_RANKS);
-    if (rc == ncclSuccess && config)
+    if (config)
         rc = check_config(config);
     if (rc != ncclSuccess)
         return rc;
@@ -498,6 +500,26 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
+static bool is_same_communicator(ncclComm_t a, ncclComm_t b)
+{
+    return memcmp(&a->id, &b->id, sizeof(a->id)) == 0;
+}
+
+/* The last abort of a communicator in a process waits, for a stream of its own that follows every
+ * launch: kernels end at once, but only when the caller's streams have come to them. */
+static void await_launched(ncclComm_t ended)
+{
+    bool is_last = true;
+
+    pthread_mutex_lock(&fake_lock);
+    for (ncclComm_t comm = comms; comm; comm = comm->next)
+        is_last &= !is_same_communicator(comm, ended) || comm->state == COMM_DEAD;
+    pthread_mutex_unlock(&fake_lock);
+    for (ncclComm_t comm = fake_comm_next(NULL); comm && is_last; comm = fake_comm_next(comm))
+        while (is_same_communicator(comm, ended) && atomic_load(&comm->n_done) < comm->n_launched)
+            fake_sleep_ms(1);
+}
+
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     const ncclResult_t rc = fake_inject("ncclCommAbort");
@@ -512,6 +534,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         pause();
     set_dead(comm, "ncclCommAbort");
     stop(comm);
+    await_launched(comm);
     leave(comm, RANK_GONE);
     join_thread(comm);
     fake_guard_leave(comm->physical);

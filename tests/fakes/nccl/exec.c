@@ -220,9 +220,21 @@ static bool find_memory(const struct fake_op *op, struct view *view)
     return true;
 }
 
+/* The real kernels load and store elements. */
+static bool is_aligned(const struct fake_op *op)
+{
+    const uintptr_t size = fake_type_bytes(op->type);
+
+    if ((!has_input(op) || (uintptr_t)op->in % size == 0) &&
+        (!has_output(op) || (uintptr_t)op->out % size == 0))
+        return true;
+    fake_driver()->context_fail(op->stream, CUDA_ERROR_MISALIGNED_ADDRESS);
+    return false;
+}
+
 static void show(const struct fake_op *op, const struct view *view, uint64_t begin, uint64_t n)
 {
-    if (has_input(op))
+    if (view->in)
         memcpy(fake_shared_slot(op->comm->shared, op->comm->rank), view->in + begin * view->size,
                n * view->size);
 }
@@ -304,7 +316,7 @@ static void exec_collective(struct fake_op *op)
     struct view view;
     uint64_t begin = 0;
 
-    if (!find_memory(op, &view))
+    if (!is_aligned(op) || !find_memory(op, &view))
         return;
     do {
         const uint64_t left = view.n_in - begin, n = left < per_slot ? left : per_slot;

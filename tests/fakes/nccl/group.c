@@ -56,8 +56,10 @@ static void push(struct fake_op *ops)
 
         next = op->next;
         rc = fake_driver()->stream_push(stream, fake_exec, op);
-        if (rc != CUDA_SUCCESS)
+        if (rc != CUDA_SUCCESS) {
             fake_comm_set_error(op->comm, ncclUnhandledCudaError, "the stream takes no work");
+            atomic_store(&op->comm->n_done, op->order);
+        }
     }
 }
 

@@ -155,10 +155,14 @@ START_TEST(a_handle_covers_its_allocation_and_not_the_neighbours)
     struct peer peer = peer_start(export_small);
     driver_open(0);
     CUipcMemHandle handle;
-    CUdeviceptr p;
+    CUdeviceptr p, block;
+    size_t block_bytes;
     char bytes[2];
     take(peer.fd, &handle, sizeof handle);
     OK(cu.cuIpcOpenMemHandle_v2(&p, handle, lazy));
+    OK(cu.cuMemGetAddressRange_v2(&block, &block_bytes, p));
+    ck_assert_uint_lt(block, p);
+    ck_assert_uint_eq(block_bytes, 2 << 20);
     OK(cu.cuMemcpyDtoH_v2(bytes, p + 4095, 1));
     ck_assert_int_eq(bytes[0], 7);
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemcpyDtoH_v2(bytes, p + 4095, 2));

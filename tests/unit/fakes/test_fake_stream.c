@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams, events and flag words of the fake driver, in one process. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -313,6 +314,67 @@ START_TEST(a_captured_stream_refuses_what_a_capture_cannot_hold)
 }
 END_TEST
 
+START_TEST(a_call_that_may_wait_spoils_a_capture_unless_the_thread_is_relaxed)
+{
+    driver_open(0);
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    CUevent e = event(CU_EVENT_DISABLE_TIMING);
+    CUgraph graph;
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    OK(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+    ck_assert_int_eq(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    OK(cu.cuEventQuery(e));
+    OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+    OK(cu.cuStreamEndCapture(s, &graph));
+    OK(cu.cuGraphDestroy(graph));
+    OK(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    GIVES(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuEventQuery(e));
+    GIVES(901, cu.cuStreamEndCapture(s, &graph));
+    OK(cu.cuEventQuery(e));
+}
+END_TEST
+
+START_TEST(the_default_stream_is_of_no_use_while_a_blocking_one_is_captured)
+{
+    driver_open(0);
+    CUstream s = stream(CU_STREAM_DEFAULT);
+    CUgraph graph;
+    int status;
+    OK(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    GIVES(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cu.cuStreamIsCapturing(NULL, &status));
+    OK(cu.cuStreamEndCapture(s, &graph));
+    OK(cu.cuGraphDestroy(graph));
+    OK(cu.cuStreamIsCapturing(NULL, &status));
+}
+END_TEST
+
+static const CUstream own = (CUstream)(uintptr_t)CU_STREAM_PER_THREAD;
+
+static void *use_own_stream(void *context)
+{
+    int order = -1;
+    OK(cu.cuCtxSetCurrent(context));
+    OK(cu.cuLaunchHostFunc(own, append, &order));
+    OK(cu.cuStreamSynchronize(own));
+    return NULL;
+}
+
+START_TEST(per_thread_streams_do_not_wait_for_each_other)
+{
+    driver_open(0);
+    CUcontext context;
+    pthread_t thread;
+    OK(cu.cuCtxGetCurrent(&context));
+    hold(own);
+    ck_assert_int_eq(pthread_create(&thread, NULL, use_own_stream, context), 0);
+    pthread_join(thread, NULL);
+    GIVES(CUDA_ERROR_NOT_READY, cu.cuStreamQuery(own));
+    let_go();
+    OK(cu.cuStreamSynchronize(own));
+}
+END_TEST
+
 START_TEST(a_destroyed_stream_ends_its_work_and_is_no_handle)
 {
     driver_open(0);
@@ -383,6 +445,9 @@ int main(void)
         waiting_for_a_value_compares_cyclically,
         a_fault_fails_every_later_call_and_ends_the_work,
         a_captured_stream_refuses_what_a_capture_cannot_hold,
+        a_call_that_may_wait_spoils_a_capture_unless_the_thread_is_relaxed,
+        the_default_stream_is_of_no_use_while_a_blocking_one_is_captured,
+        per_thread_streams_do_not_wait_for_each_other,
         a_destroyed_stream_ends_its_work_and_is_no_handle,
         copies_to_pageable_memory_count_as_synchronisation,
         freeing_memory_waits_for_the_device,

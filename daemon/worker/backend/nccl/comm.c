@@ -340,6 +340,9 @@ void comm_abort(struct comm *comm)
 {
     for (uint32_t i = 0; i < comm->map.n_local; i++) {
         struct comm_gpu *gpu = &comm->gpus[i];
+        /* All but the last return once they have told their kernels. */
+        if (i + 1 == comm->map.n_local)
+            atomic_store(&comm->is_ending, true);
         if (!gpu->handle)
             continue;
         gpu->device->cuda->ctx_set(gpu->device->context);
@@ -349,6 +352,12 @@ void comm_abort(struct comm *comm)
     }
     if (!comm_is_single(comm))
         set_state(comm, COMM_GONE);
+}
+
+bool comm_is_ending(const struct comm *comm)
+{
+    const int state = atomic_load(&comm->state);
+    return atomic_load(&comm->is_ending) || state == COMM_NEW || state == COMM_GONE;
 }
 
 /* Call it on every handle; false: some have failed, or did not finish. */

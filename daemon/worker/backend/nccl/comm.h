@@ -3,7 +3,8 @@
  * A communicator: NCCL's handles for this node's GPUs of one process set, one rank each. Created
  * without blocking and polled, so that what does not come up can be given up.
  *
- * Thread: comm_new() and comm_free() loop, comm_state() and comm_ops() any, the rest the submitter.
+ * Thread: comm_new() and comm_free() loop, comm_state_name() and comm_is_ending() any, the rest the
+ * submitter.
  */
 #ifndef GRADD_COMM_H
 #define GRADD_COMM_H
@@ -54,7 +55,8 @@ struct comm {
     bool has_id;
     ncclUniqueId id;
     _Atomic int state;
-    uint64_t deadline_ns; /* while CREATING or BUSY */
+    _Atomic bool is_ending; /* ncclCommAbort() has been called on every handle */
+    uint64_t deadline_ns;   /* while CREATING or BUSY */
     _Atomic uint64_t n_ops;
     struct comm *next; /* the backend's list */
 };
@@ -90,8 +92,12 @@ bool comm_check(struct comm *comm, char *text, size_t bytes);
 ncclResult_t comm_redop(struct comm *comm, struct comm_gpu *gpu, const struct lower_step *step,
                         ncclRedOp_t *out);
 
-/* End whatever runs on it; may take long, may never return. */
+/* End whatever runs on it. NCCL waits for the streams: it returns when all that stands before its
+ * kernels has happened, or never. */
 void comm_abort(struct comm *comm);
+/* Any thread. Its kernels end without sending anything: nothing runs, or an abort has begun, if
+ * only just now. */
+bool comm_is_ending(const struct comm *comm);
 /* An orderly end, of which others are told; abandoned after a while. */
 void comm_close(struct comm *comm);
 

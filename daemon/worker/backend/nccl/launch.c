@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/plan/signature.h"
 #include "worker/reduce/reduce.h"
 
 enum {
@@ -170,6 +171,16 @@ static const char *find_obstacle(struct launch *launch, const struct comm *comm,
     return NULL;
 }
 
+/* A kernel that loads across an element's own size faults, and the context with it is lost. */
+static bool is_aligned(const struct backend_op *op)
+{
+    const uintptr_t bytes = dtype_bytes(op->dtype);
+    for (uint32_t i = 0; bytes > 1 && i < op->n_ranks; i++)
+        if (((uintptr_t)op->parts[i].in.base | (uintptr_t)op->parts[i].out.base) % bytes != 0)
+            return false;
+    return true;
+}
+
 enum launch_added launch_add(struct launch *launch, const struct comm *comm, struct backend_op *op,
                              CUdeviceptr counters)
 {
@@ -178,7 +189,9 @@ enum launch_added launch_add(struct launch *launch, const struct comm *comm, str
     const char *obstacle = NULL;
     for (int phase = 0; phase < LOWER_PHASES; phase++)
         begin[phase] = list->phases[phase].n;
-    if (lower_op(list, op, &comm->map) < 0)
+    if (!is_aligned(op))
+        obstacle = "a tensor in device memory is not at a multiple of its element's size";
+    else if (lower_op(list, op, &comm->map) < 0)
         obstacle = "the worker has no memory for this op";
     for (int phase = 0; phase < LOWER_PHASES; phase++)
         for (size_t i = begin[phase]; !obstacle && i < list->phases[phase].n; i++) {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 
 static const uint64_t abort_timeout_ns = 10000000000;
+enum { ABORT_LOOKS = 50 }; /* within that time */
 
 struct backend {
     struct submitter_client client; /* first */
@@ -18,8 +19,10 @@ struct backend {
     char comm_name[128];
     struct cuda_device **devices; /* by rank; NULL: on another node, or no memory yet */
     struct submission *spare;
+    struct submission *running, **running_tail; /* the submitter has them, in the order given */
     size_t n_running;
-    struct watch *abort_timer;
+    struct watch *abort_timer; /* until an abort has come to its end */
+    unsigned n_abort_looks;
     bool is_aborting; /* communicators are being aborted */
     bool is_freed;
     uint32_t *keys, *gpu_of; /* scratch, by rank */
@@ -70,13 +73,32 @@ bool nccl_is_draining(const struct backend *nccl)
     return watch_is_armed(nccl->abort_timer);
 }
 
+static void add_running(struct backend *nccl, struct submission *submission)
+{
+    submission->next = NULL;
+    *nccl->running_tail = submission;
+    nccl->running_tail = &submission->next;
+    nccl->n_running++;
+}
+
+static void remove_running(struct backend *nccl, struct submission *submission)
+{
+    struct submission **link = &nccl->running; /* most often it is the first */
+    while (*link != submission)
+        link = &(*link)->next;
+    *link = submission->next;
+    if (!*link)
+        nccl->running_tail = link;
+    nccl->n_running--;
+}
+
 static void on_done(struct submission *submission)
 {
     struct backend *nccl = (struct backend *)submission->client;
     struct backend_batch *batch = submission->batch;
+    remove_running(nccl, submission);
     submission->next = nccl->spare;
     nccl->spare = submission;
-    nccl->n_running--;
     check_abort(nccl);
     batch->done(batch->data, batch);
 }
@@ -100,9 +122,33 @@ static void on_closed(struct submitter_client *client)
     free_now((struct backend *)client);
 }
 
+static bool are_comms_ending(const struct backend *nccl)
+{
+    for (const struct comm *comm = nccl->client.comms; comm; comm = comm->next)
+        if (!comm_is_single(comm) && !comm_is_ending(comm))
+            return false;
+    return true;
+}
+
+/* ncclCommAbort() waits for its kernels, which wait, in their streams, for words that a trainer
+ * that is lost will never write. So they are written here, once the kernels know that they are to
+ * end: what was not there must not travel to other GPUs. */
+static void release_aborts(struct backend *nccl)
+{
+    if (!nccl->is_aborting || !are_comms_ending(nccl))
+        return;
+    for (const struct submission *running = nccl->running; running; running = running->next)
+        submission_poison(running);
+}
+
 static void on_abort_timer(void *data)
 {
-    const struct backend *nccl = data;
+    struct backend *nccl = data;
+    if (++nccl->n_abort_looks < ABORT_LOOKS) {
+        watch_arm(nccl->abort_timer, nccl->setup.abort_timeout_ns / ABORT_LOOKS);
+        release_aborts(nccl);
+        return;
+    }
     log_error("nccl",
               "job %s: %s within %.3g s after the epoch failed: this worker ends, so that the GPUs "
               "are free for the next epoch",
@@ -118,7 +164,7 @@ void nccl_abort(struct backend *nccl, int status, const char *text)
     if (atomic_load(&nccl->client.is_aborted))
         return;
     nccl->is_aborting = true;
-    watch_arm(nccl->abort_timer, nccl->setup.abort_timeout_ns);
+    watch_arm(nccl->abort_timer, nccl->setup.abort_timeout_ns / ABORT_LOOKS);
     submitter_abort(&nccl->client, status, text);
 }
 
@@ -130,6 +176,7 @@ struct backend *nccl_new(const struct nccl_setup *setup)
     if (!nccl)
         return NULL;
     nccl->setup = *setup;
+    nccl->running_tail = &nccl->running;
     if (!setup->abort_timeout_ns)
         nccl->setup.abort_timeout_ns = abort_timeout_ns;
     nccl->client = (struct submitter_client){
@@ -317,7 +364,7 @@ static void run(struct backend *nccl, struct backend_batch *batch)
     }
     submission->client = &nccl->client;
     submission->batch = batch;
-    nccl->n_running++;
+    add_running(nccl, submission);
     submitter_push(nccl->client.submitter, submission);
 }
 

@@ -73,7 +73,8 @@ void submission_collect_counters(struct submission *submission);
 
 /* CUDA_SUCCESS: all its work is over. CUDA_ERROR_NOT_READY: not yet. */
 CUresult submission_query(const struct submission *submission);
-/* What waits for trainers that are lost, or for communicators, waits no more. */
+/* Any thread, until on_done. What waits for trainers that are lost, or for communicators, waits no
+ * more. */
 void submission_poison(const struct submission *submission);
 
 #endif

@@ -9,7 +9,7 @@
 
 #include "trainer.h"
 
-enum { MIB = 1 << 20, CHUNK = 2 * MIB, N_CHUNKS = 3, BYTES = 4 * MIB };
+enum { MIB = 1 << 20, CHUNK = 2 * MIB, N_CHUNKS = 3, BYTES = 4 * MIB, SMALL = 4096 };
 
 /* ------------------------------------------------------------------ trainers */
 
@@ -52,6 +52,21 @@ static void share_allocation(int fd)
     put(fd, &handle, sizeof handle);
     serve(fd, p);
     OK(cu.cuMemFree_v2(p));
+}
+
+/* The second of two that lie in one block. */
+static void share_small_allocation(int fd)
+{
+    CUdeviceptr first, p;
+    CUipcMemHandle handle;
+    driver_open(0);
+    OK(cu.cuMemAlloc_v2(&first, SMALL));
+    OK(cu.cuMemAlloc_v2(&p, SMALL));
+    OK(cu.cuMemsetD8_v2(p, 7, SMALL));
+    OK(cu.cuCtxSynchronize());
+    OK(cu.cuIpcGetMemHandle(&handle, p));
+    put(fd, &handle, sizeof handle);
+    serve(fd, p);
 }
 
 /* Frees an allocation and has the next one at the same address. */
@@ -133,6 +148,23 @@ START_TEST(an_allocation_is_the_trainers)
     ck_assert_uint_eq(bench.quota.used_bytes, 0);
     region_unpin(region);
     bench_teardown();
+    dismiss(peer);
+}
+END_TEST
+
+START_TEST(a_small_allocation_is_not_taken_for_the_block_that_it_lies_in)
+{
+    CUipcMemHandle handle;
+    struct region *region;
+    struct peer peer = start_sharing(share_small_allocation, &handle);
+    ck_assert_int_eq(open_handle(1, SMALL, &handle), GRADD_OK);
+    CUdeviceptr p = pin(1, 8, 8, &region);
+    ck_assert_uint_eq(first_byte(p), 7);
+    fill(p, 42, 8);
+    ck_assert_uint_eq(ask(peer, 8), 42);
+    region_unpin(region);
+    bench_teardown(); /* which closes it by the address that opening gave */
+    ck_assert_uint_eq(cu.count("cuIpcCloseMemHandle"), 1);
     dismiss(peer);
 }
 END_TEST
@@ -449,6 +481,7 @@ int main(void)
     tcase_set_timeout(cases, 30);
     const TTest *const tests[] = {
         an_allocation_is_the_trainers,
+        a_small_allocation_is_not_taken_for_the_block_that_it_lies_in,
         an_allocation_is_opened_once_and_closed_with_its_last_region,
         an_address_used_again_is_another_allocation,
         a_pin_keeps_what_the_trainer_wants_back,

@@ -6,16 +6,20 @@
  */
 #include <check.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/loop.h"
 #include "cuda_table.h"
+#include "envelope.pb-c.h"
 #include "worker/backend/nccl/nccl.h"
 #include "worker/buffer/chores.h"
 #include "worker/buffer/cuda_device.h"
+#include "worker/buffer/queue.h"
 
 enum { RANKS_MAX = 4, OPS_MAX = 200, COUNT = 300 };
 
@@ -34,6 +38,9 @@ struct rig {
     uint32_t n_ranks;
     struct cuda_device *device_of[RANKS_MAX];
     CUdeviceptr memory[RANKS_MAX]; /* OPS_MAX tensors each */
+    struct queue_table queues;
+    struct queue *queue; /* of rank 0; NULL: it marks nothing */
+    size_t skew;         /* bytes that tensors begin later */
     void *(*view)(const void *p, size_t bytes);
     /* What happened. */
     int n_enqueued, n_done, n_failed, failed_status;
@@ -163,9 +170,15 @@ static void start_sums(struct rig *rig, struct round *round, size_t n)
             float *values = tensor(rig, rank, i);
             for (int e = 0; e < COUNT; e++)
                 values[e] = (float)(rank + 1);
-            uint8_t *base = (uint8_t *)(uintptr_t)(rig->memory[rank] + i * COUNT * sizeof(float));
+            uint8_t *base =
+                (uint8_t *)(uintptr_t)(rig->memory[rank] + i * COUNT * sizeof(float) + rig->skew);
             round->parts[i][rank] =
                 (struct backend_part){.in.base = base, .out.base = base, .count = COUNT};
+        }
+        if (rig->queue) {
+            round->parts[i][0].queue = rig->queue;
+            round->parts[i][0].ticket = 1;
+            round->parts[i][0].ticket_ops = (uint32_t)n;
         }
         round->ops[i] = (struct backend_op){
             .kind = GRADD_ALLREDUCE,
@@ -254,6 +267,23 @@ START_TEST(without_kernels_what_needs_none_still_works)
         ck_assert_int_eq(first.ops[0].status, GRADD_ERR_UNSUPPORTED);
         ck_assert_ptr_nonnull(strstr(first.ops[0].text, "kernels"));
     }
+    ck_assert_int_eq(rig.n_failed, 0);
+    rig_deinit(&rig);
+}
+END_TEST
+
+START_TEST(elements_at_odd_addresses_are_refused_before_they_cost_the_context)
+{
+    rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, 0);
+    rig.skew = 2;
+    start_sums(&rig, &first, 2);
+    await_done(&rig, 1);
+    ck_assert_int_eq(first.ops[1].status, GRADD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(first.ops[1].text, "multiple of its element"));
+    rig.skew = 0;
+    start_sums(&rig, &first, 2);
+    await_done(&rig, 2);
+    check_sums(&rig, &first, 2);
     ck_assert_int_eq(rig.n_failed, 0);
     rig_deinit(&rig);
 }
@@ -352,6 +382,53 @@ START_TEST(an_abort_that_does_not_return_ends_the_process)
 }
 END_TEST
 
+static void on_queue(void *data, uint32_t id, int status, const char *text, const uint8_t *events,
+                     uint32_t slots)
+{
+    ck_assert_msg(status == GRADD_OK, "%s", text);
+    *(bool *)data = true;
+}
+
+/* Rank 0's stream orders by words, and has come nowhere yet. */
+static void open_queue(void)
+{
+    const struct queue_request request = {
+        .id = 1,
+        .slots = 4,
+        .uuid = rig.device_of[0]->uuid,
+        .order = PB__QUEUE_ORDER__ORDER_FLAG,
+        .take_fd = memfd_create("words", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+    };
+    bool is_open = false;
+    const char *text = "";
+    ck_assert_int_eq(ftruncate(request.take_fd, 4096), 0);
+    ck_assert_int_eq(fcntl(request.take_fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    queue_table_init(&rig.queues, rig.chores, rig.devices);
+    queue_open(&rig.queues, &request, on_queue, &is_open);
+    while (!is_open)
+        loop_step(rig.loop, true);
+    rig.queue = queue_pin(&rig.queues, 1, &text);
+    ck_assert_msg(rig.queue, "%s", text);
+}
+
+START_TEST(an_abort_does_not_wait_for_a_trainer_that_is_lost)
+{
+    rig_init(&rig, apart, 2, 0);
+    open_queue();
+    start_sums(&rig, &first, 1);
+    while (rig.n_enqueued == 0)
+        loop_step(rig.loop, true);
+    nccl_abort(rig.nccl, GRADD_ERR_RANK_LOST, "the epoch is over");
+    await_done(&rig, 1);
+    ck_assert_int_eq(first.ops[0].status, GRADD_ERR_RANK_LOST);
+    while (nccl_is_draining(rig.nccl))
+        loop_step(rig.loop, true);
+    queue_unpin(rig.queue);
+    queue_table_deinit(&rig.queues, true);
+    rig_deinit(&rig);
+}
+END_TEST
+
 START_TEST(ranks_on_several_gpus_need_an_nccl_that_is_new_enough)
 {
     setenv("GRADD_FAKE_NCCL_VERSION", "21703", 1);
@@ -384,11 +461,14 @@ int main(void)
     tcase_add_loop_test(tcase, sums_in_many_batches_on_every_layout, 0, 3);
     tcase_add_test(tcase, a_batch_of_more_ops_than_one_nccl_group_takes);
     tcase_add_loop_test(tcase, without_kernels_what_needs_none_still_works, 0, 2);
+    tcase_add_loop_test(tcase, elements_at_odd_addresses_are_refused_before_they_cost_the_context,
+                        0, 2);
     tcase_add_test(tcase, a_communicator_that_does_not_come_up_fails_the_epoch);
     tcase_add_test(tcase, an_op_that_hangs_on_the_gpus_fails_at_its_deadline);
     tcase_add_test(tcase, an_error_that_nccl_meets_by_itself_fails_the_epoch);
     tcase_add_test(tcase, a_call_that_nccl_refuses_fails_the_epoch);
     tcase_add_test(tcase, a_fault_on_the_gpu_loses_its_context);
+    tcase_add_test(tcase, an_abort_does_not_wait_for_a_trainer_that_is_lost);
     tcase_add_exit_test(tcase, an_abort_that_does_not_return_ends_the_process, EXIT_FAILURE);
     tcase_add_test(tcase, ranks_on_several_gpus_need_an_nccl_that_is_new_enough);
     suite_add_tcase(suite, tcase);
