@@ -53,6 +53,7 @@
     X(stream_synchronize, "cuStreamSynchronize", (CUstream s))                                     \
     X(stream_wait_event, "cuStreamWaitEvent", (CUstream s, CUevent e, unsigned flags))             \
     X(stream_capturing, "cuStreamIsCapturing", (CUstream s, int *out_status))                      \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                              \
     X(stream_ctx, "cuStreamGetCtx", (CUstream s, CUcontext * out))                                 \
     X(launch_host, "cuLaunchHostFunc", (CUstream s, void (*run)(void *), void *data))              \
     X(event_create, "cuEventCreate", (CUevent * out, unsigned flags))                              \

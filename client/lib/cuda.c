@@ -36,15 +36,31 @@ int cuda_failure(const struct cuda *cuda, CUresult rc, const char *what)
                      "%s: %s", what, cuda_table_error(cuda->table, rc));
 }
 
+/* The thread's, within cuda_enter(). While a stream is captured the driver answers some calls, such
+ * as asking an event, by giving the capture up, unless the thread says that it knows what it does.
+ */
+static _Thread_local struct {
+    unsigned depth;
+    int outer_mode;
+} capture;
+
 int cuda_enter(const struct cuda *cuda, const struct cuda_gpu *gpu)
 {
     CUresult rc = cuda->table->ctx_push(gpu->context);
-    return rc == CUDA_SUCCESS ? 0 : cuda_failure(cuda, rc, "the GPU's context");
+    if (rc != CUDA_SUCCESS)
+        return cuda_failure(cuda, rc, "the GPU's context");
+    if (capture.depth++ == 0) {
+        capture.outer_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        cuda->table->capture_mode(&capture.outer_mode);
+    }
+    return 0;
 }
 
 void cuda_leave(const struct cuda *cuda)
 {
     CUcontext ignored;
+    if (--capture.depth == 0)
+        cuda->table->capture_mode(&capture.outer_mode);
     cuda->table->ctx_pop(&ignored);
 }
 
@@ -58,8 +74,8 @@ static int find_context(const struct cuda_table *table, int ordinal, CUcontext o
         gpu->context = of_memory;
         return 0;
     }
-    /* 1 and 2 are the default streams' names, not streams. */
-    if ((uintptr_t)stream > 2 && table->stream_ctx(stream, &gpu->context) == CUDA_SUCCESS)
+    if ((uintptr_t)stream > CU_STREAM_PER_THREAD &&
+        table->stream_ctx(stream, &gpu->context) == CUDA_SUCCESS)
         return 0;
     CUdevice current;
     if (table->ctx_device(&current) == CUDA_SUCCESS && current == gpu->ordinal &&

@@ -127,9 +127,15 @@ int cuda_get(struct gradd *g, const struct cuda_table *table, struct cuda **out)
 /* The GPU of this memory and stream (NULL: default stream). 0 or a status. */
 int cuda_gpu_get(struct cuda *cuda, int ordinal, CUcontext context, void *stream,
                  struct cuda_gpu **out);
-/* Make the GPU's context current, and undo that. 0, or a status. */
+/* Make the GPU's context current, and undo that. 0, or a status. In between no call of the driver
+ * spoils a capture of the program, whichever thread captures. May be nested. */
 int cuda_enter(const struct cuda *cuda, const struct cuda_gpu *gpu);
 void cuda_leave(const struct cuda *cuda);
+/* The name of the calling thread's own default stream. */
+static inline bool cuda_is_per_thread(CUstream stream)
+{
+    return (uintptr_t)stream == CU_STREAM_PER_THREAD;
+}
 /* A status with gradd_error() set, from a CUresult: "WHAT: CUDA_ERROR_...". */
 int cuda_failure(const struct cuda *cuda, CUresult rc, const char *what);
 /* An event of the GPU, which must be current. NULL: gradd_error() is set. */
@@ -210,6 +216,7 @@ struct cuda_queue {
     uint32_t id;
     struct cuda_gpu *gpu;
     CUstream stream;
+    const void *thread; /* that per-thread stream's; else NULL */
     Pb__QueueOrder order;
     bool is_open, is_answered;
     int status; /* of the worker's answer */

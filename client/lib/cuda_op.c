@@ -162,14 +162,16 @@ static int borrow(struct gradd *g, struct stage_pool *pool, struct op *op, const
     return rc;
 }
 
-/* The tensor's own memory, if it can be shared. 0 (lane->region says) or a status. */
-static int share(struct gradd *g, struct cuda_gpu *gpu, const struct side *side, struct lane *lane)
+/* The tensor's own memory, if it can be shared and kernels can work there: loads and stores that
+ * cross their own size are faults on a GPU. 0 (lane->region says) or a status. */
+static int share(struct gradd *g, const struct op *op, const struct side *side, struct lane *lane)
 {
     struct cuda_region *region;
     const char *text;
-    if (!side->bytes)
+    if (!side->bytes || (uintptr_t)side->address % op->element_bytes != 0)
         return 0;
-    int rc = cuda_region_get(g, gpu, &side->memory, side->address, side->bytes, &region, &text);
+    int rc = cuda_region_get(g, op->cuda->gpu, &side->memory, side->address, side->bytes, &region,
+                             &text);
     if (rc != 0)
         return rc < 0 ? rc : 0;
     lane->region = &region->region;
@@ -187,17 +189,16 @@ static void hold(struct lane *lane, int change)
 static int place_shared(struct gradd *g, struct op *op, const struct side *in,
                         const struct side *out)
 {
-    struct cuda_gpu *gpu = op->cuda->gpu;
-    int rc = share(g, gpu, in, &op->in);
+    int rc = share(g, op, in, &op->in);
     const struct lane shared_in = op->in;
     hold(&op->in, 1);
     /* In place, these kinds would overwrite what other ranks have still to read. */
     if (rc == 0 && (op->is_flowing || in->address != out->address))
-        rc = share(g, gpu, out, &op->out);
+        rc = share(g, op, out, &op->out);
     const struct lane shared_out = op->out;
     hold(&op->out, 1);
     if (rc == 0)
-        rc = borrow(g, &gpu->bounce, op, in, out);
+        rc = borrow(g, &op->cuda->gpu->bounce, op, in, out);
     hold(&(struct lane){.region = shared_in.region}, -1);
     hold(&(struct lane){.region = shared_out.region}, -1);
     if (rc == 0)
@@ -295,6 +296,10 @@ static int check_capture(const struct cuda *cuda, const struct cuda_op *cu)
         return rc;
     CUresult result = cuda->table->stream_capturing(cu->stream, &status);
     cuda_leave(cuda);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return error_set(GRADD_ERR_UNSUPPORTED,
+                         "the op's stream is the default one, which is of no use while a stream "
+                         "that waits for it is capturing a graph");
     if (result != CUDA_SUCCESS)
         return cuda_failure(cuda, result, "the op's stream");
     if (status != CU_STREAM_CAPTURE_STATUS_NONE)

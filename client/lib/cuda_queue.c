@@ -40,12 +40,23 @@ static bool has_room(const void *arg)
     return is_free(&queue->slots[(queue->ticket + 1) % CUDA_SLOTS]);
 }
 
+/* Has its stream marked all inputs? In flag order a mark that comes late would undo those of the
+ * next stream. */
+static bool has_marked_all(const struct cuda_queue *queue)
+{
+    if (queue->order == PB__QUEUE_ORDER__ORDER_EVENT)
+        return true;
+    const _Atomic uint64_t *words =
+        (const _Atomic uint64_t *)(const void *)queue->page->region->base;
+    return atomic_load(&words[PRODUCED_WORD]) >= queue->ticket;
+}
+
 static bool is_idle(const struct cuda_queue *queue)
 {
     for (unsigned i = 0; i < CUDA_SLOTS; i++)
         if (queue->slots[i].n_running > 0)
             return false;
-    return true;
+    return has_marked_all(queue);
 }
 
 /* ------------------------------------------------------------------ opening: what is ours */
@@ -245,6 +256,24 @@ static int open_queue(struct gradd *g, struct cuda_queue *queue)
     return rc;
 }
 
+/* The per-thread default stream is another one in each thread. */
+static const void *thread_of(CUstream stream)
+{
+    static _Thread_local char self;
+    return cuda_is_per_thread(stream) ? &self : NULL;
+}
+
+static bool is_of(const struct cuda_queue *queue, CUstream stream)
+{
+    return queue->stream == stream && queue->thread == thread_of(stream);
+}
+
+static void give_to(struct cuda_queue *queue, CUstream stream)
+{
+    queue->stream = stream;
+    queue->thread = thread_of(stream);
+}
+
 static void remove_queue(struct cuda *cuda, struct cuda_queue *queue)
 {
     for (unsigned i = 0; i < cuda->n_queues; i++) {
@@ -263,7 +292,7 @@ static int add_queue(struct gradd *g, struct cuda_gpu *gpu, CUstream stream)
     if (!queue)
         return error_set(GRADD_ERR_NO_MEMORY, "out of memory");
     queue->gpu = gpu;
-    queue->stream = stream;
+    give_to(queue, stream);
     cuda->queues[cuda->n_queues++] = queue;
     int rc = open_queue(g, queue);
     if (rc < 0)
@@ -294,7 +323,7 @@ static struct choice choose(const struct cuda *cuda, const struct cuda_gpu *gpu,
         struct cuda_queue *queue = cuda->queues[i];
         if (!queue->is_open || queue->gpu != gpu)
             continue;
-        if (queue->stream != stream) {
+        if (!is_of(queue, stream)) {
             if (is_older(queue, choice.spare) && is_idle(queue))
                 choice.spare = queue;
             continue;
@@ -328,7 +357,7 @@ int cuda_queue_get(struct gradd *g, struct cuda_gpu *gpu, CUstream stream, struc
         } else if (cuda->n_queues < CUDA_QUEUES_MAX) {
             rc = add_queue(g, gpu, stream);
         } else if (choice.spare) {
-            choice.spare->stream = stream;
+            give_to(choice.spare, stream);
         } else {
             rc = error_set(GRADD_ERR_NO_MEMORY,
                            "job %s, rank %d: ops of %d streams are in flight: wait for some first",

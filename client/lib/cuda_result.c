@@ -123,7 +123,8 @@ static int order_one(struct cuda *cuda, struct op *lead, struct op *op, CUstream
         rc = wait_for(cuda, lead, op, stream);
     if (rc == CUDA_SUCCESS && cu->out_user && !cu->is_delivered)
         return copy_out(cuda, op, stream);
-    if (rc == CUDA_SUCCESS && cu->out_user && cu->event && cu->delivered_by != stream)
+    const bool is_behind = cu->delivered_by == stream && !cuda_is_per_thread(stream);
+    if (rc == CUDA_SUCCESS && cu->out_user && cu->event && !is_behind)
         rc = cuda->table->stream_wait_event(stream, cu->event->event, 0);
     return rc == CUDA_SUCCESS ? 0 : cuda_failure(cuda, rc, "making a stream wait");
 }
@@ -136,7 +137,10 @@ int cuda_order_stream(struct gradd *g, struct op *lead, CUstream stream)
     if (rc < 0)
         return rc;
     CUresult result = cuda->table->stream_capturing(stream, &status);
-    if (result != CUDA_SUCCESS)
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        rc = error_set(GRADD_ERR_UNSUPPORTED, "the default stream waits for all others, of which "
+                                              "one is capturing a graph");
+    else if (result != CUDA_SUCCESS)
         rc = cuda_failure(cuda, result, "the stream that is to wait");
     else if (status != CU_STREAM_CAPTURE_STATUS_NONE)
         rc = error_set(GRADD_ERR_UNSUPPORTED, "the stream that is to wait is capturing a graph");

@@ -7,7 +7,8 @@
  * the program's own threads may all be waiting for that stream. It calls no CUDA function, and it
  * takes no lock but out_lock.
  *
- * Invariant: a page that was added is poisoned after the worker's end, whichever came first.
+ * Invariant: a page that was added is poisoned after the worker's end, whichever came first, and
+ * stays so: a GPU may still write what a worker that is gone had put into its stream.
  */
 #include <errno.h>
 #include <poll.h>
@@ -19,6 +20,8 @@
 #include <unistd.h>
 
 #include "cuda.h"
+
+enum { AGAIN_MS = 50 };
 
 struct cuda_watch {
     struct gradd *g;
@@ -67,8 +70,10 @@ static void *watch(void *arg)
             {.fd = is_over ? -1 : w->g->worker.fd, .events = POLLRDHUP | (is_full ? POLLOUT : 0)},
             {.fd = w->wake_fd, .events = POLLIN},
         };
-        if (poll(fds, 2, -1) < 0 && errno != EINTR)
+        if (poll(fds, 2, is_over ? AGAIN_MS : -1) < 0 && errno != EINTR)
             break;
+        if (is_over && atomic_load(&w->g->cuda->is_poisoned))
+            cuda_poison(w->g->cuda);
         uint64_t count;
         if (fds[1].revents && read(w->wake_fd, &count, sizeof count) < 0)
             continue; /* nothing was there */

@@ -307,10 +307,10 @@ START_TEST(a_tensor_over_several_chunks_brings_a_descriptor_of_each)
 }
 END_TEST
 
-START_TEST(what_can_not_be_shared_is_copied_by_the_stream)
+/* An op on this tensor goes through device memory of the library. Its handle; the worker is done.
+ */
+static gradd_handle bounce_op(CUdeviceptr at)
 {
-    join();
-    CUdeviceptr at = map_chunks(1, BYTES, CU_MEM_HANDLE_TYPE_NONE);
     start(at, at);
     struct wire_frame frame;
     const Pb__Register *message =
@@ -326,8 +326,23 @@ START_TEST(what_can_not_be_shared_is_copied_by_the_stream)
     ck_assert_uint_eq(op.in, bounce);
     ck_assert_uint_eq(op.out, bounce);
     ck_assert_uint_eq(op.in_offset, op.out_offset);
+    ck_assert_uint_eq(op.in_offset % sizeof(float), 0);
     finish(&op);
-    expect_end(end());
+    return end();
+}
+
+START_TEST(what_can_not_be_shared_is_copied_by_the_stream)
+{
+    join();
+    expect_end(bounce_op(map_chunks(1, BYTES, CU_MEM_HANDLE_TYPE_NONE)));
+    leave();
+}
+END_TEST
+
+START_TEST(elements_at_odd_addresses_are_copied_to_where_kernels_can_load_them)
+{
+    join();
+    expect_end(bounce_op(allocate(BYTES) + 2));
     leave();
 }
 END_TEST
@@ -450,8 +465,87 @@ START_TEST(a_stream_goes_on_when_the_worker_hangs_up)
     /* Nobody is inside the library: its watchdog has to do it. */
     while (cuda->stream_query(stream) == CUDA_ERROR_NOT_READY)
         sched_yield();
+    /* A write of the worker's stream that was on its way comes after: waits to come pass as well.
+     */
+    atomic_store(&words[FINISHED_WORD + op.ticket % CUDA_SLOTS], op.ticket);
+    while (atomic_load(&words[FINISHED_WORD + op.ticket % CUDA_SLOTS]) != INT64_MAX)
+        sched_yield();
     fake_fail_epoch(&node.daemon, GRADD_ERR_RANK_LOST, "job job: the worker was killed");
     ck_assert_int_eq(gradd_wait(node.g, handle, 10), GRADD_ERR_RANK_LOST);
+    leave();
+}
+END_TEST
+
+static void *function_of_driver(const char *name)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void *symbol = library ? dlsym(library, name) : NULL;
+    ck_assert_ptr_nonnull(symbol);
+    dlclose(library);
+    return symbol;
+}
+
+START_TEST(waiting_for_an_op_spoils_no_capture_of_another_stream)
+{
+    CUresult (*begin)(CUstream s, int mode), (*finish_capture)(CUstream s, void **out);
+    join();
+    void *symbol = function_of_driver("cuStreamBeginCapture_v2"), *graph;
+    memcpy(&begin, &symbol, sizeof begin);
+    symbol = function_of_driver("cuStreamEndCapture");
+    memcpy(&finish_capture, &symbol, sizeof finish_capture);
+    CUstream stream;
+    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    gradd_handle handle = bounce_op(map_chunks(1, BYTES, CU_MEM_HANDLE_TYPE_NONE));
+    ok(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    expect_end(handle); /* which asks an event */
+    ok(finish_capture(stream, &graph));
+    free(graph); /* the fake's has nothing inside */
+    leave();
+}
+END_TEST
+
+struct own_stream {
+    CUdeviceptr at;
+    gradd_handle handle;
+    pthread_t thread;
+    pthread_barrier_t end;
+};
+
+static void *submit_on_own_stream(void *arg)
+{
+    struct own_stream *own = arg;
+    struct gradd_op op = all_reduce(own->at, own->at);
+    op.stream = (void *)(uintptr_t)CU_STREAM_PER_THREAD;
+    own->handle = gradd_submit(node.g, &op, 1);
+    pthread_barrier_wait(&own->end);
+    return NULL;
+}
+
+START_TEST(the_per_thread_streams_of_two_threads_are_two_streams)
+{
+    join();
+    CUdeviceptr at = allocate(BYTES);
+    first_op(at);
+    struct own_stream threads[2];
+    struct seen ops[2];
+    for (int i = 0; i < 2; i++) {
+        threads[i].at = at;
+        pthread_barrier_init(&threads[i].end, NULL, 2);
+        ck_assert_int_eq(
+            pthread_create(&threads[i].thread, NULL, submit_on_own_stream, &threads[i]), 0);
+        take_queue();
+        ops[i] = take_submit();
+        ck_assert_uint_eq(ops[i].queue, queue_id);
+        ck_assert_uint_eq(ops[i].ticket, 1);
+        finish(&ops[i]);
+    }
+    ck_assert_uint_ne(ops[0].queue, ops[1].queue);
+    for (int i = 0; i < 2; i++) {
+        pthread_barrier_wait(&threads[i].end);
+        pthread_join(threads[i].thread, NULL);
+        pthread_barrier_destroy(&threads[i].end);
+        expect_end(threads[i].handle);
+    }
     leave();
 }
 END_TEST
@@ -542,12 +636,15 @@ int main(void)
         memory_that_was_freed_and_came_back_is_registered_anew,
         a_tensor_over_several_chunks_brings_a_descriptor_of_each,
         what_can_not_be_shared_is_copied_by_the_stream,
+        elements_at_odd_addresses_are_copied_to_where_kernels_can_load_them,
         the_registration_that_was_used_longest_ago_makes_room,
         forgetting_waits_for_the_workers_answer,
         a_refused_order_gives_way_to_the_other,
         both_orders_refused_is_the_ops_error,
         a_stream_waits_for_the_word_and_the_host_for_enqueued_only,
         a_stream_goes_on_when_the_worker_hangs_up,
+        waiting_for_an_op_spoils_no_capture_of_another_stream,
+        the_per_thread_streams_of_two_threads_are_two_streams,
         a_full_ring_is_followed_by_another_and_slots_are_used_again,
         a_step_makes_nothing_and_waits_for_nothing,
     };
