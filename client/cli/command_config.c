@@ -11,11 +11,9 @@ static const struct column columns[] = {
 static int run(struct context *context)
 {
     Pb__ConfigRequest body = PB__CONFIG_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_CONFIG_REQUEST;
-    request.config_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_CONFIG_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_CONFIG_REQUEST, &body,
+                              PB__ENVELOPE__BODY_CONFIG_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const Pb__ConfigReply *config = reply->config_reply;

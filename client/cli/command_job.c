@@ -55,11 +55,9 @@ static void say_no_such_job(struct context *context, const Pb__JobsReply *jobs)
 static int find_owner(struct context *context, uint32_t *out_uid)
 {
     Pb__JobsRequest body = PB__JOBS_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_JOBS_REQUEST;
-    request.jobs_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_JOBS_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_JOBS_REQUEST, &body,
+                              PB__ENVELOPE__BODY_JOBS_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const struct options *options = context->options;
@@ -371,11 +369,9 @@ static int run(struct context *context)
     body.name = (char *)context->options->name;
     body.has_uid = true;
     body.uid = uid;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_JOB_REQUEST;
-    request.job_request = &body;
     const Pb__Envelope *reply;
-    result = link_request(context->link, &request, PB__ENVELOPE__BODY_JOB_REPLY, &reply);
+    result = link_request(context->link, PB__ENVELOPE__BODY_JOB_REQUEST, &body,
+                          PB__ENVELOPE__BODY_JOB_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const Pb__JobReply *job = reply->job_reply;

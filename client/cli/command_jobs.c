@@ -19,11 +19,9 @@ static const struct column columns[] = {
 static int run(struct context *context)
 {
     Pb__JobsRequest body = PB__JOBS_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_JOBS_REQUEST;
-    request.jobs_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_JOBS_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_JOBS_REQUEST, &body,
+                              PB__ENVELOPE__BODY_JOBS_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const Pb__JobsReply *jobs = reply->jobs_reply;

@@ -29,11 +29,9 @@ static void write_peers(struct writer *w, const Pb__PeersReply *reply)
 static int run(struct context *context)
 {
     Pb__PeersRequest body = PB__PEERS_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_PEERS_REQUEST;
-    request.peers_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_PEERS_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_PEERS_REQUEST, &body,
+                              PB__ENVELOPE__BODY_PEERS_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     struct writer *w = context->writer;

@@ -31,11 +31,9 @@ static void write_gpus(struct writer *w, const Pb__StatusReply *s)
 static int run(struct context *context)
 {
     Pb__StatusRequest body = PB__STATUS_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_STATUS_REQUEST;
-    request.status_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_STATUS_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_STATUS_REQUEST, &body,
+                              PB__ENVELOPE__BODY_STATUS_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const Pb__StatusReply *s = reply->status_reply;

@@ -11,11 +11,9 @@ static int run(struct context *context)
     if (context->link->fd < 0)
         return LINK_OK;
     Pb__VersionRequest body = PB__VERSION_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_VERSION_REQUEST;
-    request.version_request = &body;
     const Pb__Envelope *reply;
-    int result = link_request(context->link, &request, PB__ENVELOPE__BODY_VERSION_REPLY, &reply);
+    int result = link_request(context->link, PB__ENVELOPE__BODY_VERSION_REQUEST, &body,
+                              PB__ENVELOPE__BODY_VERSION_REPLY, &reply);
     if (result != LINK_OK)
         return result;
     const Pb__VersionReply *v = reply->version_reply;

@@ -155,12 +155,15 @@ static enum link_result receive(struct link *link, double deadline_s, const Pb__
     return LINK_OK;
 }
 
-enum link_result link_request(struct link *link, const Pb__Envelope *request,
+enum link_result link_request(struct link *link, Pb__Envelope__BodyCase body_case, void *body,
                               Pb__Envelope__BodyCase expected, const Pb__Envelope **out_reply)
 {
+    Pb__Envelope request = PB__ENVELOPE__INIT;
+    request.body_case = body_case;
+    request.hello = body; /* the members of the union are all pointers */
     double deadline_s = now_s() + link->timeout_s;
     link->error_code = 0;
-    int rc = wire_out_push(&link->out, request, NULL, 0);
+    int rc = wire_out_push(&link->out, &request, NULL, 0);
     if (rc < 0)
         return fail(link, LINK_FAILED, "request too large or no memory: %s", strerror(-rc));
     const Pb__Envelope *reply = NULL;
@@ -199,11 +202,9 @@ enum link_result link_open(struct link *link, const char *socket, const char *pr
     hello.program = (char *)program;
     hello.version = (char *)GRADD_VERSION;
     hello.role = role;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_HELLO;
-    request.hello = &hello;
     const Pb__Envelope *reply;
-    result = link_request(link, &request, PB__ENVELOPE__BODY_HELLO_REPLY, &reply);
+    result = link_request(link, PB__ENVELOPE__BODY_HELLO, &hello, PB__ENVELOPE__BODY_HELLO_REPLY,
+                          &reply);
     if (result != LINK_OK)
         return result;
     link->protocol = reply->hello_reply->protocol;

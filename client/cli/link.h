@@ -50,10 +50,11 @@ enum link_result link_open(struct link *link, const char *socket, const char *pr
                            Pb__Role role);
 
 /*
- * Send one request and wait for the reply of the given kind. The reply is valid until the next
- * call on this link. An Error reply is LINK_FAILED or LINK_DENIED, with the daemon's sentence.
+ * Send one request, whose body is the message that belongs to body_case, and wait for the reply of
+ * the expected kind. The reply is valid until the next call on this link. An Error reply is
+ * LINK_FAILED or LINK_DENIED, with the daemon's sentence.
  */
-enum link_result link_request(struct link *link, const Pb__Envelope *request,
+enum link_result link_request(struct link *link, Pb__Envelope__BodyCase body_case, void *body,
                               Pb__Envelope__BodyCase expected, const Pb__Envelope **out_reply);
 
 #endif

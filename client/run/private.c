@@ -28,15 +28,13 @@ unsigned daemon_peer_port(const char *socket, int cancel_fd, char *reason, size_
 {
     struct link link;
     Pb__PeersRequest body = PB__PEERS_REQUEST__INIT;
-    Pb__Envelope request = PB__ENVELOPE__INIT;
-    request.body_case = PB__ENVELOPE__BODY_PEERS_REQUEST;
-    request.peers_request = &body;
     const Pb__Envelope *reply;
     unsigned port = 0;
     link_init(&link, 2.0, cancel_fd);
     enum link_result result = link_open(&link, socket, "gradrun", PB__ROLE__ADMIN);
     if (result == LINK_OK)
-        result = link_request(&link, &request, PB__ENVELOPE__BODY_PEERS_REPLY, &reply);
+        result = link_request(&link, PB__ENVELOPE__BODY_PEERS_REQUEST, &body,
+                              PB__ENVELOPE__BODY_PEERS_REPLY, &reply);
     if (result == LINK_OK) {
         const char *colon = strrchr(reply->peers_reply->listening, ':');
         port = colon ? (unsigned)strtoul(colon + 1, NULL, 10) : 0;
