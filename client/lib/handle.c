@@ -78,8 +78,8 @@ static void copy_counts(const struct op *op, uint64_t *out_counts, size_t capaci
         memcpy(out_counts, op->counts, n * sizeof *out_counts);
 }
 
-int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
-                size_t capacity)
+/* Enter the context and hold the handle's op, or refuse. leave_wait() must follow success. */
+static int enter_wait(struct gradd *g, gradd_handle handle, double timeout_s, struct op **out_lead)
 {
     if (isnan(timeout_s))
         return error_set(GRADD_ERR_INVALID, "timeout_s is not a number");
@@ -92,11 +92,28 @@ int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t
         return GRADD_ERR_INVALID;
     }
     lead->n_waiting++;
+    *out_lead = lead;
+    return 0;
+}
+
+static void leave_wait(struct gradd *g, struct op *lead)
+{
+    lead->n_waiting--;
+    context_reap(g, lead);
+    context_leave(g);
+}
+
+int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t *out_counts,
+                size_t capacity)
+{
+    struct op *lead;
+    int rc = enter_wait(g, handle, timeout_s, &lead);
+    if (rc < 0)
+        return rc;
     uint64_t deadline = deadline_after(timeout_s);
     rc = channel_wait(g, has_ended, lead, deadline);
     if (rc == 0 && lead->cuda && lead->status == GRADD_OK)
         rc = cuda_await_delivery(g, lead, deadline);
-    lead->n_waiting--;
     if (rc != GRADD_PENDING) {
         if (rc == 0)
             rc = final_status(g, lead);
@@ -104,8 +121,7 @@ int handle_wait(struct gradd *g, gradd_handle handle, double timeout_s, uint64_t
             copy_counts(lead, out_counts, capacity);
         lead->is_released = true;
     }
-    context_reap(g, lead);
-    context_leave(g);
+    leave_wait(g, lead);
     return rc;
 }
 
@@ -126,21 +142,12 @@ static int wait_stream(struct gradd *g, struct op *lead, void *stream, uint64_t 
 
 int gradd_wait_stream(struct gradd *g, gradd_handle handle, void *stream, double timeout_s)
 {
-    if (isnan(timeout_s))
-        return error_set(GRADD_ERR_INVALID, "timeout_s is not a number");
-    int rc = context_enter(g);
+    struct op *lead;
+    int rc = enter_wait(g, handle, timeout_s, &lead);
     if (rc < 0)
         return rc;
-    struct op *lead = find_handle(g, handle);
-    if (!lead) {
-        context_leave(g);
-        return GRADD_ERR_INVALID;
-    }
-    lead->n_waiting++;
     rc = wait_stream(g, lead, stream, deadline_after(timeout_s));
-    lead->n_waiting--;
-    context_reap(g, lead);
-    context_leave(g);
+    leave_wait(g, lead);
     return rc;
 }
 

@@ -38,6 +38,12 @@ def counts_array(counts: Sequence[int]) -> ctypes.Array:
     return (c_uint64 * len(counts))(*counts)
 
 
+def even_parts(count: int, n_ranks: int) -> list[int]:
+    """Elements or rows of each rank: the lowest ranks have one more where it is not even."""
+    quotient, rest = divmod(count, n_ranks)
+    return [quotient + (r < rest) for r in range(n_ranks)]
+
+
 def make_op(kind: Kind, name: str, *, dtype: int = DType.U8, redop: int = ReduceOp.SUM,
             root: int = 0, set: int = 0, input: int = 0, output: int = 0, count: int = 0,
             out_capacity: int = 0, counts: Sequence[int] | None = None, prescale: float = 1.0,
@@ -493,8 +499,7 @@ class Context:
         n_ranks = set_size or self.size
         me = self.rank if set_rank is None else set_rank
         if counts is None:
-            quotient, rest = divmod(source.count, n_ranks)
-            counts = [quotient + (r < rest) for r in range(n_ranks)]
+            counts = even_parts(source.count, n_ranks)
         if out is None:
             out = _new_like(buffer, source, counts[me])
         destination = Buffer(out, writable=True, dtype=source.dtype)
@@ -521,8 +526,7 @@ class Context:
         n_ranks = set_size or self.size
         me = self.rank if set_rank is None else set_rank
         if counts is None:
-            quotient, rest = divmod(source.count, n_ranks)
-            counts = [quotient + (r < rest) for r in range(n_ranks)]
+            counts = even_parts(source.count, n_ranks)
         if out is None:
             table = (c_uint64 * (n_ranks * n_ranks))()
             row = counts_array(counts)

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import torch
 
 from gradd._device import reachable, stream_of
-from gradd.context import make_op
+from gradd.context import even_parts, make_op
 from gradd.torch.basics import Average, ProcessSet, Sum, global_process_set, rank, set_ranks
 from gradd.torch.compression import Compression
 from gradd.torch.engine import Pending, check_tensor, engine, set_id, synchronize, wire_type
@@ -40,8 +40,7 @@ def _reducescatter_list(tensors: Sequence[torch.Tensor], name: str | None, op: i
     on_wire = wire_name(state, base, group, name, sources)
     targets, ops = [], []
     for i, source in enumerate(sources):
-        quotient, rest = divmod(source.shape[0], len(ranks))
-        rows = [quotient + (r < rest) for r in range(len(ranks))]
+        rows = even_parts(source.shape[0], len(ranks))
         row_elements = source[0].numel() if source.shape[0] else 0
         target = source.new_empty((rows[me], *source.shape[1:]))
         targets.append(target)
