@@ -44,13 +44,13 @@ static void move(const struct copy *copy)
     if (to == NULL || (from == NULL && copy->unit == 0)) {
         fake_warn("memory was unmapped before a copy of %zu bytes had run", copy->bytes);
         fake_stream_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
+    } else if (copy->unit == 0) {
+        memmove(to, from, copy->bytes);
     } else if (copy->unit == 1) {
         memset(to, (int)copy->value, copy->bytes);
-    } else if (copy->unit == 4) {
+    } else {
         for (size_t i = 0; i < copy->bytes / 4; i++)
             ((unsigned *)to)[i] = copy->value;
-    } else {
-        memmove(to, from, copy->bytes);
     }
 }
 

@@ -69,8 +69,8 @@ void fake_counts_open(void)
         fake_die("cannot map the counters: %s", strerror(errno));
     memset(map, ' ', bytes);
     char head[HEAD];
-    snprintf(head, sizeof head, "# calls of %.30s", program_invocation_short_name);
-    memcpy(map, head, strlen(head));
+    int length = snprintf(head, sizeof head, "# calls of %.30s", program_invocation_short_name);
+    memcpy(map, head, (size_t)length);
     map[HEAD - 1] = '\n';
     for (unsigned i = 0; i < N_LINES; i++) {
         char *line = map + HEAD + i * LINE_BYTES;

@@ -172,12 +172,15 @@ static CUresult record_event(CUevent handle, CUstream stream)
     CUevent e;
     CUstream s;
     CUresult rc = event_get(handle, &e);
-    if (rc == CUDA_SUCCESS)
-        rc = fake_stream_get(stream, &s);
-    if (rc == CUDA_SUCCESS && s->context != e->context)
-        rc = CUDA_ERROR_INVALID_HANDLE;
-    if (rc != CUDA_SUCCESS || s->capture != CU_STREAM_CAPTURE_STATUS_NONE)
+    if (rc != CUDA_SUCCESS)
         return rc;
+    rc = fake_stream_get(stream, &s);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (s->context != e->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (s->capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_SUCCESS;
     uint64_t number = atomic_load(&e->slot->recorded) + 1;
     atomic_store(&e->slot->recorder[number % FAKE_EVENT_RECORDS], getpid());
     atomic_store(&e->slot->recorded, number);

@@ -17,7 +17,7 @@
 enum { PROC_FOUND = 0, PROC_NOT_FOUND = 1 };
 
 static void *const functions[N_ENTRIES] = {
-#define FUNCTION(name, parameters) [ENTRY_##name] = (void *)name,
+#define FUNCTION(name, parameters) [ENTRY_##name] = (void *)(name),
     FAKE_ENTRIES(FUNCTION)
 #undef FUNCTION
 };

@@ -69,6 +69,7 @@ void *fake_arena_view(uintptr_t base)
 bool fake_arena_map(uintptr_t base, size_t bytes, int fd, size_t offset)
 {
     int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+    /* cppcheck-suppress leakReturnValNotUsed; it is where it was asked for */
     return mmap(fake_arena_view(base), bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset) !=
            MAP_FAILED;
 }
@@ -76,6 +77,7 @@ bool fake_arena_map(uintptr_t base, size_t bytes, int fd, size_t offset)
 void fake_arena_unmap(uintptr_t base, size_t bytes)
 {
     int flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    /* cppcheck-suppress leakReturnValNotUsed; as above */
     if (mmap(fake_arena_view(base), bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED)
         fake_die("cannot unmap %zu bytes of device memory", bytes);
 }
