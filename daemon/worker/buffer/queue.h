@@ -76,7 +76,8 @@ CUresult queue_wait_inputs(struct queue *queue, uint64_t ticket);
 /*
  * Every op of a ticket is counted once, either as launched here, or as skipped:
  * what was launched and marked when the batch's enqueued() is called has status GRADD_OK then;
- * all others are skipped by their request's end (member.c), and the backend does not count them.
+ * all others are skipped by their request's end (member_reply.c), and the backend does not count
+ * them.
  *
  * Submitter thread: what has been launched so far on the device's stream is the result of n_ops ops
  * of this ticket, out of n_ticket_ops. In flag order the word is written with the last of them.
