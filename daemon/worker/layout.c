@@ -22,29 +22,38 @@ static bool is_sane(const Pb__Layout *m)
     return m->ranks[0]->node == 0;
 }
 
-struct layout *layout_new(const Pb__Layout *m)
+struct layout *layout_alloc(uint64_t epoch, uint32_t n_nodes, uint32_t size)
 {
-    struct layout *layout = is_sane(m) ? calloc(1, sizeof *layout) : NULL;
+    struct layout *layout = calloc(1, sizeof *layout);
     if (!layout)
         return NULL;
-    layout->epoch = m->epoch;
+    layout->epoch = epoch;
+    layout->n_nodes = n_nodes;
+    layout->size = size;
+    layout->nodes = calloc(n_nodes, sizeof *layout->nodes);
+    layout->node_of = calloc(size, sizeof *layout->node_of);
+    layout->local_rank = calloc(size, sizeof *layout->local_rank);
+    layout->pids = calloc(size, sizeof *layout->pids);
+    if (!layout->nodes || !layout->node_of || !layout->local_rank || !layout->pids) {
+        layout_free(layout);
+        return NULL;
+    }
+    return layout;
+}
+
+struct layout *layout_new(const Pb__Layout *m)
+{
+    struct layout *layout =
+        is_sane(m) ? layout_alloc(m->epoch, (uint32_t)m->n_nodes, m->size) : NULL;
+    if (!layout)
+        return NULL;
     layout->node_rank = m->node_rank;
-    layout->n_nodes = (uint32_t)m->n_nodes;
-    layout->size = m->size;
     layout->ring_streams = m->ring_streams;
     layout->encrypt_data = m->encrypt_data;
     layout->device_path = m->device_path;
     layout->wire = (int)m->wire;
     memcpy(layout->link_id, m->link_id.data, sizeof layout->link_id);
     memcpy(layout->secret, m->secret.data, sizeof layout->secret);
-    layout->nodes = calloc(m->n_nodes, sizeof *layout->nodes);
-    layout->node_of = calloc(m->size, sizeof *layout->node_of);
-    layout->local_rank = calloc(m->size, sizeof *layout->local_rank);
-    layout->pids = calloc(m->size, sizeof *layout->pids);
-    if (!layout->nodes || !layout->node_of || !layout->local_rank || !layout->pids) {
-        layout_free(layout);
-        return NULL;
-    }
     for (size_t i = 0; i < m->n_nodes; i++) {
         struct layout_node *node = &layout->nodes[i];
         snprintf(node->name, sizeof node->name, "%s", m->nodes[i]->name);

@@ -30,6 +30,8 @@ struct layout {
 
 /* NULL: the message makes no sense, or no memory. */
 struct layout *layout_new(const Pb__Layout *message);
+/* All of it zero but for these. NULL: no memory. */
+struct layout *layout_alloc(uint64_t epoch, uint32_t n_nodes, uint32_t size);
 void layout_free(struct layout *layout); /* NULL-safe */
 
 #endif

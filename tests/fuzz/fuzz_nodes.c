@@ -9,13 +9,11 @@
  * bytes instead of a frame; bit 3: the other side closes; bit 4: let the loop turn first.
  */
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "records.h"
 #include "wire.h"
 #include "worker/coordinator.h"
@@ -26,7 +24,6 @@
 
 enum { NODES = 3, RANKS = 4, TRAINERS = 2, REGION_BYTES = 64 * 1024, TURNS = 4, ENDS = 4 };
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const uint32_t node_of_ranks[2][RANKS] = {{0, 0, 1, 2}, {0, 1, 1, 2}};
@@ -126,20 +123,11 @@ static int open_end(struct scene *scene, int i)
 
 static struct layout *make_layout(uint32_t node_rank)
 {
-    struct layout *layout = calloc(1, sizeof *layout);
+    struct layout *layout = layout_alloc(1, NODES, RANKS);
     if (!layout)
         abort();
-    layout->epoch = 1;
     layout->node_rank = node_rank;
-    layout->n_nodes = NODES;
-    layout->size = RANKS;
     layout->ring_streams = 1;
-    layout->nodes = calloc(NODES, sizeof *layout->nodes);
-    layout->node_of = calloc(RANKS, sizeof *layout->node_of);
-    layout->local_rank = calloc(RANKS, sizeof *layout->local_rank);
-    layout->pids = calloc(RANKS, sizeof *layout->pids);
-    if (!layout->nodes || !layout->node_of || !layout->local_rank || !layout->pids)
-        abort();
     memcpy(layout->node_of, node_of_ranks[node_rank], sizeof node_of_ranks[node_rank]);
     for (uint32_t i = 0; i < NODES; i++)
         layout->nodes[i] = (struct layout_node){.name = "n", .address = "127.0.0.1", .port = 1};
@@ -261,15 +249,6 @@ static void close_scene(struct scene *scene)
     for (int i = 0; i < ENDS; i++)
         if (scene->ends[i] >= 0)
             close(scene->ends[i]);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    signal(SIGPIPE, SIG_IGN);
-    log_init("fuzz", LOG_LEVEL_ERROR);
-    return 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

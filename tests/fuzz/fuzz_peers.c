@@ -17,12 +17,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "control/admin.h"
-#include "control/daemon.h"
 #include "control/peer_tls.h"
 #include "control/peer_visitor.h"
 #include "control/rendezvous.h"
+#include "daemon_scene.h"
 #include "records.h"
 #include "worker_double.h"
 
@@ -42,22 +41,11 @@ struct scene {
     int stranger, trainer[N_TRAINERS]; /* -1: not connected */
 };
 
-static const struct daemon_arguments arguments = {.lifeline_fd = -1, .ready_fd = -1};
 /* Where the node that is dialled listens; one for the whole run, as its port is in messages. */
 static int listener = -1;
 static char coordinator[32];
 
 /* ------------------------------------------------------------------ the scene */
-
-static void on_change(void *owner)
-{
-    (void)owner;
-}
-
-static void on_stats(void *owner, struct job *job)
-{
-    admin_on_stats(owner, job);
-}
 
 static void on_remote_stats(void *owner, const Pb__RemoteJobReply *reply)
 {
@@ -66,30 +54,11 @@ static void on_remote_stats(void *owner, const Pb__RemoteJobReply *reply)
 
 static void open_scene(struct scene *scene)
 {
-    struct daemon *daemon = calloc(1, sizeof *daemon);
-    if (!daemon || !(daemon->loop = loop_new()))
-        abort();
-    config_init(&daemon->config);
-    daemon->arguments = &arguments;
-    daemon->started_ns = clock_now_ns();
-    daemon->max_sessions = 64;
-    daemon->config.max_jobs_per_uid = 3;
+    struct daemon *daemon = daemon_scene_open();
     daemon->config.peer_port = 0;
     snprintf(daemon->config.peer_address, sizeof daemon->config.peer_address, "127.0.0.1");
-    snprintf(daemon->node, sizeof daemon->node, "node");
-    TAILQ_INIT(&daemon->sessions);
-    worker_setup_init(&daemon->workers, daemon->loop, &daemon->config, daemon->node);
-    daemon->jobs = (struct jobs){
-        .loop = daemon->loop,
-        .config = &daemon->config,
-        .setup = &daemon->workers,
-        .node = daemon->node,
-        .peers = &daemon->peers,
-        .on_change = on_change,
-        .on_stats = on_stats,
-        .on_remote_stats = on_remote_stats,
-        .owner = daemon,
-    };
+    daemon->jobs.peers = &daemon->peers;
+    daemon->jobs.on_remote_stats = on_remote_stats;
     daemon->peers = (struct peers){
         .loop = daemon->loop,
         .config = &daemon->config,
@@ -129,18 +98,9 @@ static void turn(struct scene *scene)
             continue;
 }
 
-/* As the daemon's own end. */
 static void close_scene(struct scene *scene)
 {
-    struct daemon *daemon = scene->daemon;
-    struct session *session;
-    while ((session = TAILQ_FIRST(&daemon->sessions))) {
-        job_member_leave(&session->member);
-        session_free(session);
-    }
-    peers_stop(&daemon->peers);
-    jobs_deinit(&daemon->jobs);
-    loop_free(daemon->loop);
+    daemon_scene_close(scene->daemon);
     for (int i = 0; i < N_NODES; i++)
         node_end(&scene->nodes[i]);
     for (int i = 0; i < N_TRAINERS; i++)
@@ -151,9 +111,6 @@ static void close_scene(struct scene *scene)
     int waiting;
     while ((waiting = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0)
         close(waiting); /* dialled and not served in this scene */
-    if (worker_double_count() != 0)
-        abort();
-    free(daemon);
 }
 
 /* ------------------------------------------------------------------ nodes */
@@ -213,31 +170,16 @@ static void say_frame(struct node *node, const struct record *record)
 
 /* ------------------------------------------------------------------ trainers and workers */
 
-static struct wire_frame *parse(const struct record *record, struct wire_in *in,
-                                struct wire_frame *frame)
-{
-    uint8_t header[8] = {(uint8_t)record->n, (uint8_t)(record->n >> 8)};
-    wire_in_init(in);
-    bool is_whole = wire_in_feed(in, header, sizeof header) == 0 &&
-                    wire_in_feed(in, record->bytes, record->n) == 0 && wire_in_next(in, frame) == 1;
-    return is_whole ? frame : NULL;
-}
-
 /* A join whose coordinator is elsewhere names the one that the fuzzer plays: names are not to be
  * looked up, nor strangers dialled. */
 static void trainer_speaks(struct scene *scene, unsigned i, const struct record *record)
 {
     struct wire_in in;
-    struct wire_frame frame;
-    if (scene->trainer[i] < 0) {
-        int ends[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) < 0)
-            abort();
-        session_new(scene->daemon, ends[0]);
-        scene->trainer[i] = ends[1];
-    }
-    if (parse(record, &in, &frame)) {
-        Pb__Envelope envelope = *frame.envelope;
+    const Pb__Envelope *said = daemon_scene_parse(record, &in);
+    if (scene->trainer[i] < 0)
+        scene->trainer[i] = daemon_scene_connect(scene->daemon);
+    if (said) {
+        Pb__Envelope envelope = *said;
         Pb__Join join = PB__JOIN__INIT;
         char own[32];
         snprintf(own, sizeof own, "127.0.0.1:%u", peers_port(&scene->daemon->peers));
@@ -253,15 +195,6 @@ static void trainer_speaks(struct scene *scene, unsigned i, const struct record 
             (void)wire_out_flush(&out, scene->trainer[i]);
         wire_out_deinit(&out);
     }
-    wire_in_deinit(&in);
-}
-
-static void worker_speaks(const struct record *record)
-{
-    struct wire_in in;
-    struct wire_frame frame;
-    if (parse(record, &in, &frame))
-        worker_double_speak(record->n, frame.envelope);
     wire_in_deinit(&in);
 }
 
@@ -303,7 +236,7 @@ static void perform(struct scene *scene, const struct record *record)
         worker_double_die(record->n);
         break;
     case 26:
-        worker_speaks(record);
+        daemon_scene_worker_speaks(record);
         break;
     default:
         break;

@@ -9,7 +9,6 @@
  * The worker takes device memory where a driver is found: see tests/fakes.
  */
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,7 +22,6 @@
 enum { N_MEMBERS = 2, REGION_BYTES = 64 * 1024, TURNS = 4 };
 
 const char *__asan_default_options(void);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct scene {
@@ -120,15 +118,6 @@ static void close_scene(struct scene *scene)
     close(scene->daemon);
     for (int i = 0; i < N_MEMBERS; i++)
         close(scene->member[i]);
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    signal(SIGPIPE, SIG_IGN);
-    log_init("fuzz", LOG_LEVEL_ERROR);
-    return 0;
 }
 
 static void send_page(int socket, const struct record *record)

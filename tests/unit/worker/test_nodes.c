@@ -58,16 +58,10 @@ static struct trainer trainers[RANKS];
 
 static struct layout *make_layout(uint32_t node_rank)
 {
-    struct layout *layout = calloc(1, sizeof *layout);
-    layout->epoch = 7;
+    struct layout *layout = layout_alloc(7, NODES, RANKS);
+    ck_assert_ptr_nonnull(layout);
     layout->node_rank = node_rank;
-    layout->n_nodes = NODES;
-    layout->size = RANKS;
     layout->ring_streams = 2;
-    layout->nodes = calloc(NODES, sizeof *layout->nodes);
-    layout->node_of = calloc(RANKS, sizeof *layout->node_of);
-    layout->local_rank = calloc(RANKS, sizeof *layout->local_rank);
-    layout->pids = calloc(RANKS, sizeof *layout->pids);
     for (uint32_t i = 0; i < NODES; i++) {
         sprintf(layout->nodes[i].name, "n%u", i);
         strcpy(layout->nodes[i].address, "127.0.0.1");
