@@ -64,6 +64,12 @@ void cuda_leave(const struct cuda *cuda)
     cuda->table->ctx_pop(&ignored);
 }
 
+const void *cuda_thread_of(CUstream stream)
+{
+    static _Thread_local char self;
+    return cuda_is_per_thread(stream) ? &self : NULL;
+}
+
 /* ------------------------------------------------------------------ GPUs */
 
 /* The program's context on this GPU; none is made. */
@@ -180,6 +186,15 @@ void cuda_event_put(struct cuda_gpu *gpu, struct cuda_event *event)
     gpu->idle_events = event;
 }
 
+void cuda_events_reserve(struct cuda *cuda, struct cuda_gpu *gpu, unsigned n)
+{
+    if (n == 0)
+        return;
+    struct cuda_event *event = cuda_event_take(cuda, gpu);
+    cuda_events_reserve(cuda, gpu, n - 1);
+    cuda_event_put(gpu, event);
+}
+
 /* ------------------------------------------------------------------ the end */
 
 void cuda_failed(struct gradd *g)
@@ -218,13 +233,13 @@ static void await_worker(struct gradd *g, uint64_t deadline)
     }
 }
 
-/* Copies that use the library's memory must have ended before it is unmapped. */
+/* What uses the library's memory must have ended before it is unmapped. */
 static bool await_streams(struct gradd *g, uint64_t deadline)
 {
     struct cuda *cuda = g->cuda;
     for (;;) {
         cuda_ops_collect(g);
-        if (atomic_load(&cuda->n_launches) == 0 && !cuda->draining)
+        if (atomic_load(&cuda->n_launches) == 0 && !cuda->draining && cuda_uses_are_over(cuda))
             return true;
         if (context_now_ns() >= deadline)
             return false;
@@ -269,6 +284,7 @@ bool cuda_stop(struct gradd *g)
         cuda_queues_stop(cuda);
         cuda_pinned_stop(cuda);
         cuda_pages_stop(cuda);
+        cuda_uses_stop(cuda);
         cuda_regions_stop(g);
         for (struct cuda_gpu *gpu = cuda->gpus; gpu; gpu = gpu->next)
             stop_gpu(cuda, gpu);
@@ -286,6 +302,7 @@ void cuda_free(struct cuda *cuda)
     cuda_ops_free(cuda);
     cuda_regions_free(cuda);
     cuda_words_free(cuda);
+    cuda_uses_free(cuda);
     for (unsigned i = 0; i < cuda->n_queues; i++)
         free(cuda->queues[i]);
     stage_pool_deinit(&cuda->pinned);

@@ -98,6 +98,7 @@ struct cuda_word {
 
 struct cuda_watch;
 struct cuda_launch;
+struct cuda_use;
 
 struct cuda {
     const struct cuda_table *table;
@@ -113,6 +114,8 @@ struct cuda {
     struct cuda_word *idle_words;
     struct cuda_word *word_blocks[64];
     unsigned n_word_blocks;
+    struct cuda_use *uses; /* of pages, by stream */
+    bool has_unknown_use;
     _Atomic(struct cuda_page *) pages; /* grows only: read by the watchdog without a lock */
     atomic_bool is_poisoned;
     struct cuda_watch *watch;
@@ -136,11 +139,15 @@ static inline bool cuda_is_per_thread(CUstream stream)
 {
     return (uintptr_t)stream == CU_STREAM_PER_THREAD;
 }
+/* What tells per-thread streams of different threads apart; NULL for all others. */
+const void *cuda_thread_of(CUstream stream);
 /* A status with gradd_error() set, from a CUresult: "WHAT: CUDA_ERROR_...". */
 int cuda_failure(const struct cuda *cuda, CUresult rc, const char *what);
 /* An event of the GPU, which must be current. NULL: gradd_error() is set. */
 struct cuda_event *cuda_event_take(struct cuda *cuda, struct cuda_gpu *gpu);
 void cuda_event_put(struct cuda_gpu *gpu, struct cuda_event *event); /* NULL-safe */
+/* Have n of them made. The GPU is current. */
+void cuda_events_reserve(struct cuda *cuda, struct cuda_gpu *gpu, unsigned n);
 
 /* The epoch is over: no stream may wait for the worker any more. */
 void cuda_failed(struct gradd *g);
@@ -241,12 +248,22 @@ int cuda_queue_get(struct gradd *g, struct cuda_gpu *gpu, CUstream stream, struc
 int cuda_queue_submit(struct cuda *cuda, struct cuda_queue *queue, uint32_t n_ops,
                       uint64_t *out_ticket);
 /* Make the stream wait for the ticket's results, which are launched. The GPU is current. */
-CUresult cuda_queue_wait(const struct cuda *cuda, const struct cuda_queue *queue, uint64_t ticket,
+CUresult cuda_queue_wait(struct cuda *cuda, const struct cuda_queue *queue, uint64_t ticket,
                          CUstream stream);
 /* The slot, while it is the ticket's; else NULL. */
 struct cuda_slot *cuda_queue_slot(struct cuda_queue *queue, uint64_t ticket);
 void cuda_queue_replied(struct gradd *g, const Pb__QueueReply *reply);
 void cuda_queues_stop(struct cuda *cuda);
+
+/* ---- cuda_use.c: streams that pages must wait for */
+
+/* The stream was given something that reads or writes a page. The GPU is current. */
+void cuda_use_note(struct cuda *cuda, struct cuda_gpu *gpu, CUstream stream);
+/* Has every stream come past what it was given? */
+bool cuda_uses_are_over(const struct cuda *cuda);
+/* They have, and no stream is given anything more: give back events; free memory. */
+void cuda_uses_stop(struct cuda *cuda);
+void cuda_uses_free(struct cuda *cuda);
 
 /* ---- cuda_watch.c: no stream hangs when the worker is gone */
 
@@ -275,8 +292,8 @@ int cuda_word_take(struct gradd *g, struct cuda_gpu *gpu, struct cuda_word **out
 void cuda_word_put(struct cuda *cuda, struct cuda_word *word); /* NULL-safe */
 /* End the wait for this value, in the worker's place. */
 void cuda_word_store(const struct cuda_word *word, uint64_t value);
-CUresult cuda_word_wait(const struct cuda *cuda, const struct cuda_word *word, uint64_t value,
-                        CUstream stream);
+CUresult cuda_word_wait(struct cuda *cuda, struct cuda_gpu *gpu, const struct cuda_word *word,
+                        uint64_t value, CUstream stream);
 void cuda_words_free(struct cuda *cuda);
 
 /* A launch: frames for the worker, sent by a stream when it has come so far. NULL: no memory. */

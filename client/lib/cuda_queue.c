@@ -256,22 +256,15 @@ static int open_queue(struct gradd *g, struct cuda_queue *queue)
     return rc;
 }
 
-/* The per-thread default stream is another one in each thread. */
-static const void *thread_of(CUstream stream)
-{
-    static _Thread_local char self;
-    return cuda_is_per_thread(stream) ? &self : NULL;
-}
-
 static bool is_of(const struct cuda_queue *queue, CUstream stream)
 {
-    return queue->stream == stream && queue->thread == thread_of(stream);
+    return queue->stream == stream && queue->thread == cuda_thread_of(stream);
 }
 
 static void give_to(struct cuda_queue *queue, CUstream stream)
 {
     queue->stream = stream;
-    queue->thread = thread_of(stream);
+    queue->thread = cuda_thread_of(stream);
 }
 
 static void remove_queue(struct cuda *cuda, struct cuda_queue *queue)
@@ -383,6 +376,8 @@ int cuda_queue_submit(struct cuda *cuda, struct cuda_queue *queue, uint32_t n_op
                                              ticket, CU_STREAM_WRITE_VALUE_DEFAULT);
     if (rc != CUDA_SUCCESS)
         return cuda_failure(cuda, rc, "marking a stream's inputs as ready");
+    if (queue->order == PB__QUEUE_ORDER__ORDER_FLAG)
+        cuda_use_note(cuda, queue->gpu, queue->stream);
     queue->ticket = ticket;
     queue->last_use = ++cuda->n_uses;
     queue->slots[slot] =
@@ -391,14 +386,17 @@ int cuda_queue_submit(struct cuda *cuda, struct cuda_queue *queue, uint32_t n_op
     return 0;
 }
 
-CUresult cuda_queue_wait(const struct cuda *cuda, const struct cuda_queue *queue, uint64_t ticket,
+CUresult cuda_queue_wait(struct cuda *cuda, const struct cuda_queue *queue, uint64_t ticket,
                          CUstream stream)
 {
     unsigned slot = ticket % CUDA_SLOTS;
     if (queue->order == PB__QUEUE_ORDER__ORDER_EVENT)
         return cuda->table->stream_wait_event(stream, queue->finished[slot], 0);
-    return cuda->table->stream_wait_value(stream, queue->page->device + (FINISHED_WORD + slot) * 8,
-                                          ticket, CU_STREAM_WAIT_VALUE_GEQ);
+    CUresult rc = cuda->table->stream_wait_value(
+        stream, queue->page->device + (FINISHED_WORD + slot) * 8, ticket, CU_STREAM_WAIT_VALUE_GEQ);
+    if (rc == CUDA_SUCCESS)
+        cuda_use_note(cuda, queue->gpu, stream);
+    return rc;
 }
 
 void cuda_queues_stop(struct cuda *cuda)

@@ -104,7 +104,7 @@ bool cuda_is_launched(const void *lead)
     return true;
 }
 
-static CUresult wait_for(const struct cuda *cuda, const struct op *lead, const struct op *op,
+static CUresult wait_for(struct cuda *cuda, const struct op *lead, const struct op *op,
                          CUstream stream)
 {
     const struct cuda_op *cu = op->cuda;
@@ -112,7 +112,7 @@ static CUresult wait_for(const struct cuda *cuda, const struct op *lead, const s
         return CUDA_SUCCESS;
     if (cu->queue) /* one ticket for all */
         return op == lead ? cuda_queue_wait(cuda, cu->queue, cu->ticket, stream) : CUDA_SUCCESS;
-    return cuda_word_wait(cuda, cu->word, cu->word_value, stream);
+    return cuda_word_wait(cuda, cu->gpu, cu->word, cu->word_value, stream);
 }
 
 static int order_one(struct cuda *cuda, struct op *lead, struct op *op, CUstream stream)

@@ -123,11 +123,14 @@ void cuda_word_store(const struct cuda_word *word, uint64_t value)
     }
 }
 
-CUresult cuda_word_wait(const struct cuda *cuda, const struct cuda_word *word, uint64_t value,
-                        CUstream stream)
+CUresult cuda_word_wait(struct cuda *cuda, struct cuda_gpu *gpu, const struct cuda_word *word,
+                        uint64_t value, CUstream stream)
 {
-    return cuda->table->stream_wait_value(stream, word->page->device + 8 * (uint64_t)word->index,
-                                          value, CU_STREAM_WAIT_VALUE_GEQ);
+    CUresult rc = cuda->table->stream_wait_value(
+        stream, word->page->device + 8 * (uint64_t)word->index, value, CU_STREAM_WAIT_VALUE_GEQ);
+    if (rc == CUDA_SUCCESS)
+        cuda_use_note(cuda, gpu, stream);
+    return rc;
 }
 
 void cuda_words_free(struct cuda *cuda)

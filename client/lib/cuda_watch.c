@@ -183,6 +183,7 @@ int cuda_page_new(struct gradd *g, struct cuda_gpu *gpu, size_t bytes, unsigned 
                     : memory_new_region(g, bytes, true, &page->region);
     if (rc == 0 && (rc = cuda_enter(cuda, gpu)) == 0) {
         CUresult result = map_page(cuda->table, page);
+        cuda_events_reserve(cuda, gpu, 2); /* for who marks, and for who waits */
         cuda_leave(cuda);
         if (result != CUDA_SUCCESS)
             rc = cuda_failure(cuda, result, "registering a page for streams to wait on");

@@ -54,6 +54,7 @@ struct queue {
     CUdeviceptr words_on_device;
     _Atomic uint64_t unsure_from; /* from this ticket on nobody knows what was produced */
     bool is_registered;
+    _Atomic bool writes_late; /* the stream has a write that no op's end is behind */
     int open_status;
     char text[240];
     queue_opened_fn *opened;
@@ -109,6 +110,9 @@ static void run_close(struct chore *chore)
     CUcontext ignored;
     if (queue->device->cuda->ctx_push(queue->device->context) != CUDA_SUCCESS)
         return; /* the context is gone, and its events with it */
+    /* Undoing a registration may wait for the device, but need not. */
+    if (atomic_load(&queue->writes_late))
+        queue->device->cuda->stream_synchronize(queue->device->stream);
     release_driver(queue);
     queue->device->cuda->ctx_pop(&ignored);
 }
@@ -501,6 +505,7 @@ void queue_skip(struct queue *queue, uint64_t ticket, uint32_t n_ops, uint32_t n
     /* Others of the ticket may still run: the word comes after them, unless the device is lost. */
     if (n_launched > 0 && device->cuda->ctx_push(device->context) == CUDA_SUCCESS) {
         CUresult rc = write_word(queue, ticket);
+        atomic_store(&queue->writes_late, true);
         device->cuda->ctx_pop(&ignored);
         if (rc == CUDA_SUCCESS)
             return;

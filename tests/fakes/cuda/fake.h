@@ -32,7 +32,7 @@ struct fake_settings {
     unsigned delay_us;
     int compute_mode, ipc_events;
     int version, capability;
-    bool suballocate, readable, keep_counts, memory_handles;
+    bool suballocate, readable, keep_counts, memory_handles, free_waits;
     enum fake_dead dead;
 };
 extern struct fake_settings fake_settings;
@@ -157,6 +157,9 @@ CUresult fake_stream_get(CUstream handle, CUstream *out);
 CUresult fake_stream_push_run(CUstream handle, void (*run)(void *), void *data);
 /* Wait until everything pushed so far to the context's streams has run. */
 void fake_context_drain(CUcontext context);
+/* Giving memory back may wait for the device, as the driver's reference says: this one does, or
+ * does not, as the test wants. */
+void fake_free_waits(CUcontext context);
 /* Under fake_lock. */
 void fake_streams_close(CUcontext context);
 CUresult fake_stream_drain(CUstream handle);

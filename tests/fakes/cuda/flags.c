@@ -26,7 +26,8 @@ void fake_futex_wait(void *word, uint32_t seen, unsigned timeout_us)
 }
 
 struct value_op {
-    void *word;
+    CUdeviceptr p;
+    void *word; /* where the CPU finds it */
     uint64_t value;
     unsigned flags, bytes;
 };
@@ -37,9 +38,8 @@ static uint64_t load(const struct value_op *op)
                           : atomic_load((_Atomic uint32_t *)op->word);
 }
 
-static bool is_met(const struct value_op *op)
+static bool is_met(const struct value_op *op, uint64_t word)
 {
-    uint64_t word = load(op);
     switch (op->flags & 3) {
     case CU_STREAM_WAIT_VALUE_GEQ:
         return op->bytes == 8 ? (int64_t)(word - op->value) >= 0
@@ -54,15 +54,28 @@ static bool is_met(const struct value_op *op)
     }
 }
 
+/* Under fake_lock, so that the word stays there for the moment. False: it is gone, a fault. */
+static bool is_there(const struct value_op *op)
+{
+    if (fake_range_find(op->p) != NULL && fake_view_locked(op->p, op->bytes) == op->word)
+        return true;
+    fake_warn("a stream uses the word at %#llx, which is not registered any more", op->p);
+    fake_stream_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
+    return false;
+}
+
 static void wait_value(void *data)
 {
     struct value_op *op = data;
     unsigned pause_us = 20;
     while (!fake_stream_is_faulted()) {
-        uint32_t seen = atomic_load((_Atomic uint32_t *)op->word);
-        if (is_met(op))
+        pthread_mutex_lock(&fake_lock);
+        bool goes_on = is_there(op);
+        uint64_t word = goes_on ? load(op) : 0;
+        pthread_mutex_unlock(&fake_lock);
+        if (!goes_on || is_met(op, word))
             break;
-        fake_futex_wait(op->word, seen, pause_us);
+        fake_futex_wait(op->word, (uint32_t)word, pause_us);
         pause_us = pause_us < 1000 ? pause_us * 2 : 1000;
     }
     free(op);
@@ -71,13 +84,15 @@ static void wait_value(void *data)
 static void write_value(void *data)
 {
     struct value_op *op = data;
-    if (!fake_stream_is_faulted()) {
+    pthread_mutex_lock(&fake_lock);
+    if (!fake_stream_is_faulted() && is_there(op)) {
         if (op->bytes == 8)
             atomic_store((_Atomic uint64_t *)op->word, op->value);
         else
             atomic_store((_Atomic uint32_t *)op->word, (uint32_t)op->value);
         fake_futex_wake(op->word);
     }
+    pthread_mutex_unlock(&fake_lock);
     free(op);
 }
 
@@ -94,7 +109,7 @@ static CUresult push(CUstream s, void (*run)(void *), CUdeviceptr p, uint64_t va
     struct value_op *op = malloc(sizeof *op);
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *op = (struct value_op){word, value, flags, bytes};
+    *op = (struct value_op){p, word, value, flags, bytes};
     CUresult rc = fake_stream_push_run(s, run, op);
     if (rc != CUDA_SUCCESS)
         free(op);

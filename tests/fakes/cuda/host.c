@@ -32,11 +32,10 @@ static CUresult add(void *p, size_t bytes, bool is_owned)
     return rc;
 }
 
-/* Forget the range that begins at p, after the device has ended its work. 0: no such. */
+/* Forget the range that begins at p. 0: no such. */
 static size_t take_away(void *p, bool is_owned)
 {
-    fake_count_sum(SUM_IMPLICIT_SYNCHRONISATIONS);
-    fake_context_drain(fake_context());
+    fake_free_waits(fake_context());
     pthread_mutex_lock(&fake_lock);
     struct range *range = fake_range_find((uintptr_t)p);
     size_t bytes = 0;

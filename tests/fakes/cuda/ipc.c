@@ -201,9 +201,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
     pthread_mutex_unlock(&fake_lock);
     if (!is_import)
         return CUDA_ERROR_INVALID_VALUE;
-    /* The real call waits for the device. */
-    fake_count_sum(SUM_IMPLICIT_SYNCHRONISATIONS);
-    fake_context_drain(context);
+    fake_free_waits(context);
     pthread_mutex_lock(&fake_lock);
     if (is_last && import->refs == 0)
         fake_import_close(range);

@@ -58,9 +58,7 @@ CUresult cuMemFree_v2(CUdeviceptr p)
     pthread_mutex_unlock(&fake_lock);
     if (!is_right)
         return CUDA_ERROR_INVALID_VALUE;
-    /* The real call waits for the device. */
-    fake_count_sum(SUM_IMPLICIT_SYNCHRONISATIONS);
-    fake_context_drain(context);
+    fake_free_waits(context);
     pthread_mutex_lock(&fake_lock);
     struct range *range = fake_range_find(p);
     if (range != NULL && range->base == p)

@@ -157,6 +157,7 @@ void fake_settings_read(void)
         .version = (int)number("GRADD_FAKE_CUDA_VERSION", 13000),
         .capability = (int)number("GRADD_FAKE_CUDA_CAPABILITY", 90),
         .suballocate = number("GRADD_FAKE_CUDA_SUBALLOCATE", 1) != 0,
+        .free_waits = number("GRADD_FAKE_CUDA_FREE_WAITS", 0) != 0,
         .readable = number("GRADD_FAKE_CUDA_READABLE", 0) != 0,
         .dead = read_dead(),
     };

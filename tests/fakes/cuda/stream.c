@@ -155,6 +155,13 @@ void fake_context_drain(CUcontext context)
             drain(s);
 }
 
+void fake_free_waits(CUcontext context)
+{
+    fake_count_sum(SUM_IMPLICIT_SYNCHRONISATIONS);
+    if (fake_settings.free_waits)
+        fake_context_drain(context);
+}
+
 static void stream_close(CUstream s)
 {
     s->is_destroyed = true;

@@ -476,6 +476,29 @@ START_TEST(a_stream_goes_on_when_the_worker_hangs_up)
 }
 END_TEST
 
+START_TEST(words_stay_until_slow_streams_have_come_past_them)
+{
+    setenv("GRADD_FAKE_CUDA_DELAY_US", "30000", 1);
+    join();
+    CUstream stream;
+    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUdeviceptr at = allocate(BYTES);
+    first_op(at);
+    for (int i = 0; i < 4; i++) {
+        start(at, at);
+        struct seen op = take_submit();
+        gradd_handle handle = end();
+        fake_enqueued(&node, op.id);
+        ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
+        finish(&op);
+        expect_end(handle);
+    }
+    leave();
+    ok(cuda->stream_synchronize(stream));
+    ok(cuda->stream_synchronize(NULL));
+}
+END_TEST
+
 static void *function_of_driver(const char *name)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -643,6 +666,7 @@ int main(void)
         both_orders_refused_is_the_ops_error,
         a_stream_waits_for_the_word_and_the_host_for_enqueued_only,
         a_stream_goes_on_when_the_worker_hangs_up,
+        words_stay_until_slow_streams_have_come_past_them,
         waiting_for_an_op_spoils_no_capture_of_another_stream,
         the_per_thread_streams_of_two_threads_are_two_streams,
         a_full_ring_is_followed_by_another_and_slots_are_used_again,

@@ -414,8 +414,19 @@ START_TEST(copies_to_pageable_memory_count_as_synchronisation)
 }
 END_TEST
 
-START_TEST(freeing_memory_waits_for_the_device)
+START_TEST(a_word_that_is_unregistered_under_a_waiting_stream_is_a_fault)
 {
+    driver_open(0);
+    CUstream s = stream(CU_STREAM_NON_BLOCKING);
+    hold(s);
+    OK(cu.cuMemHostUnregister(gate));
+    GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuStreamSynchronize(s));
+}
+END_TEST
+
+START_TEST(freeing_memory_may_wait_for_the_device)
+{
+    setenv("GRADD_FAKE_CUDA_FREE_WAITS", "1", 1);
     driver_open(0);
     CUdeviceptr p;
     int order = -1;
@@ -450,7 +461,8 @@ int main(void)
         per_thread_streams_do_not_wait_for_each_other,
         a_destroyed_stream_ends_its_work_and_is_no_handle,
         copies_to_pageable_memory_count_as_synchronisation,
-        freeing_memory_waits_for_the_device,
+        a_word_that_is_unregistered_under_a_waiting_stream_is_a_fault,
+        freeing_memory_may_wait_for_the_device,
     };
     Suite *fakes = suite_create("fake_stream");
     TCase *tcase = tcase_create("fake_stream");
