@@ -240,8 +240,10 @@ struct gradd_op {
                                  that give one must agree on it (all-gather and all-to-all: on all
                                  dimensions but the first). NULL: only counts are compared */
     uint64_t n_dims;        /**< of dims, at most 32 */
-    void *stream;           /**< device memory: the CUstream that produces `in`; NULL: the
-                                 context's default stream. Must not be capturing a graph */
+    void *stream;           /**< device memory: the CUstream that produces `in`; NULL or
+                                 CU_STREAM_LEGACY: the context's default stream;
+                                 CU_STREAM_PER_THREAD: the calling thread's. Must not be capturing a
+                                 graph */
 };
 
 /**

@@ -9,6 +9,7 @@
  *   gpu_trainer order N MS          N ops behind a kernel that takes MS: order, and no host waiting
  *   gpu_trainer latency N BYTES     submission to enqueued, and time on the device
  *   gpu_trainer victim              all-reduces until one fails; then the stream must drain
+ *   gpu_trainer corners             corners.c
  *   gpu_trainer beside S BYTES      a compute loop of rank 0 for S seconds, alone and beside
  *                                   all-reduces
  *
@@ -17,19 +18,18 @@
  */
 #include <dlfcn.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <gradd/gradd.h>
+#include "trainer.h"
 
-#include "device.h"
+struct gradd *g;
+int rank, size;
 
-static struct gradd *g;
-static int rank, size;
-
-static void check(int status, const char *what)
+void check(int status, const char *what)
 {
     if (status < 0 || status == GRADD_PENDING)
         fail("rank %d: %s: %s: %s", rank, what, gradd_status_name(status), gradd_error());
@@ -46,17 +46,61 @@ static void join(void)
         fail("rank %d: the worker takes no device memory: %s", rank, why);
 }
 
-/* Submit on the stream, make the stream wait for the result, and end the handle later. */
+/* An op on floats whose input the stream makes. */
+static struct gradd_op make_op(int kind, const char *name, const float *in, float *out,
+                               size_t count)
+{
+    return (struct gradd_op){.struct_size = sizeof(struct gradd_op),
+                             .kind = kind,
+                             .dtype = GRADD_F32,
+                             .redop = GRADD_SUM,
+                             .name = name,
+                             .in = in,
+                             .out = out,
+                             .count = count,
+                             .stream = stream};
+}
+
+static struct gradd_op sum(const char *name, const float *in, float *out, size_t count)
+{
+    return make_op(GRADD_ALLREDUCE, name, in, out, count);
+}
+
+static struct gradd_op average(const char *name, float *x, size_t count)
+{
+    struct gradd_op op = make_op(GRADD_ALLREDUCE, name, x, x, count);
+
+    op.redop = GRADD_AVG;
+    return op;
+}
+
+static gradd_handle submit(const struct gradd_op *ops, size_t n)
+{
+    const gradd_handle handle = gradd_submit(g, ops, n);
+
+    check(handle < 0 ? (int)handle : 0, ops->name);
+    return handle;
+}
+
+/* Submit, make the stream wait for the result, and end the handle later. */
 static gradd_handle start(struct gradd_op op)
 {
-    gradd_handle handle;
+    const gradd_handle handle = submit(&op, 1);
 
-    op.struct_size = sizeof(op);
-    op.stream = stream;
-    handle = gradd_submit(g, &op, 1);
-    check(handle < 0 ? (int)handle : 0, op.name);
     check(gradd_wait_stream(g, handle, stream, 60), op.name);
     return handle;
+}
+
+/* Wait for the end of the op without ending the handle. */
+static void await_end(gradd_handle handle)
+{
+    struct pollfd fd = {.fd = gradd_fd(g), .events = POLLIN};
+
+    while (gradd_test(g, handle) == GRADD_PENDING) {
+        if (poll(&fd, 1, 60000) != 1)
+            fail("rank %d: an op that does not end", rank);
+        check(gradd_progress(g), "gradd_progress");
+    }
 }
 
 static void run(struct gradd_op op)
@@ -70,7 +114,7 @@ enum { N = 100003 };
 
 static float host[8 * N];
 
-static void expect(const float *p, size_t n, float value, float step, const char *what)
+void expect(const float *p, size_t n, float value, float step, const char *what)
 {
     floats_read(p, host, n);
     for (size_t i = 0; i < n; i++)
@@ -79,9 +123,26 @@ static void expect(const float *p, size_t n, float value, float step, const char
                  (double)(value + (float)(i % 97) * step));
 }
 
-static float sum_of_ranks(void)
+float sum_of_ranks(void)
 {
     return (float)(size * (size + 1)) / 2;
+}
+
+gradd_handle submit_sum(const char *name, float *p, size_t count, CUstream in)
+{
+    const struct gradd_op op = {.struct_size = sizeof(op),
+                                .kind = GRADD_ALLREDUCE,
+                                .dtype = GRADD_F32,
+                                .redop = GRADD_SUM,
+                                .name = name,
+                                .in = p,
+                                .out = p,
+                                .count = count,
+                                .stream = in};
+    const gradd_handle handle = gradd_submit(g, &op, 1);
+
+    check(handle < 0 ? (int)handle : 0, name);
+    return handle;
 }
 
 static void check_reductions(float *in, float *out)
@@ -106,70 +167,43 @@ static void check_reductions(float *in, float *out)
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         floats_fill(in, N, mine, 0);
-        run((struct gradd_op){.kind = GRADD_ALLREDUCE,
-                              .dtype = GRADD_F32,
-                              .redop = rows[i].redop,
-                              .name = rows[i].name,
-                              .in = in,
-                              .out = out,
-                              .count = N,
-                              .prescale = rows[i].prescale,
-                              .postscale = rows[i].postscale});
+        struct gradd_op op = sum(rows[i].name, in, out, N);
+        op.redop = rows[i].redop;
+        op.prescale = rows[i].prescale;
+        op.postscale = rows[i].postscale;
+        run(op);
         expect(out, N, rows[i].value, 0, rows[i].name);
         expect(in, N, mine, 0, "the input");
     }
     floats_fill(in, N, mine, 0.5f);
-    run((struct gradd_op){.kind = GRADD_ALLREDUCE,
-                          .dtype = GRADD_F32,
-                          .redop = GRADD_SUM,
-                          .name = "in place",
-                          .in = in,
-                          .out = in,
-                          .count = N});
+    run(sum("in place", in, in, N));
     expect(in, N, sum_of_ranks(), 0.5f * n, "in place");
 }
 
 static void check_moves(float *in, float *all)
 {
     const float mine = (float)rank + 1;
+    const size_t n_all = (size_t)size * N;
+    float *to = floats_new(n_all);
 
     floats_fill(in, N, mine, 0);
-    run((struct gradd_op){.kind = GRADD_BROADCAST,
-                          .dtype = GRADD_F32,
-                          .name = "broadcast",
-                          .in = in,
-                          .out = in,
-                          .count = N,
-                          .root = size - 1});
+    struct gradd_op op = make_op(GRADD_BROADCAST, "broadcast", in, in, N);
+    op.root = size - 1;
+    run(op);
     expect(in, N, (float)size, 0, "broadcast");
     floats_fill(in, N, mine, 0);
-    run((struct gradd_op){.kind = GRADD_ALLGATHER,
-                          .dtype = GRADD_F32,
-                          .name = "gather",
-                          .in = in,
-                          .out = all,
-                          .count = N,
-                          .out_capacity = (uint64_t)size * N});
+    op = make_op(GRADD_ALLGATHER, "gather", in, all, N);
+    op.out_capacity = n_all;
+    run(op);
     for (int i = 0; i < size; i++)
         expect(all + (size_t)i * N, N, (float)i + 1, 0, "all-gather");
-    floats_fill(all, (size_t)size * N, mine, 0);
-    run((struct gradd_op){.kind = GRADD_REDUCE_SCATTER,
-                          .dtype = GRADD_F32,
-                          .redop = GRADD_SUM,
-                          .name = "scatter",
-                          .in = all,
-                          .out = in,
-                          .count = (uint64_t)size * N});
+    floats_fill(all, n_all, mine, 0);
+    run(make_op(GRADD_REDUCE_SCATTER, "scatter", all, in, n_all));
     expect(in, N, sum_of_ranks(), 0, "reduce-scatter");
-    floats_fill(all, (size_t)size * N, mine, 0);
-    float *to = floats_new((size_t)size * N);
-    run((struct gradd_op){.kind = GRADD_ALLTOALL,
-                          .dtype = GRADD_F32,
-                          .name = "alltoall",
-                          .in = all,
-                          .out = to,
-                          .count = (uint64_t)size * N,
-                          .out_capacity = (uint64_t)size * N});
+    floats_fill(all, n_all, mine, 0);
+    op = make_op(GRADD_ALLTOALL, "alltoall", all, to, n_all);
+    op.out_capacity = n_all;
+    run(op);
     for (int i = 0; i < size; i++)
         expect(to + (size_t)i * N, N, (float)i + 1, 0, "all-to-all");
     check(gradd_barrier(g, 0), "barrier");
@@ -188,32 +222,17 @@ static void check_group(float *p)
     floats_fill(p, TENSORS * EACH, (float)rank + 1, 0);
     for (int i = 0; i < TENSORS; i++) {
         snprintf(names[i], sizeof(names[i]), "small %d", i);
-        ops[i] = (struct gradd_op){.struct_size = sizeof(ops[i]),
-                                   .kind = GRADD_ALLREDUCE,
-                                   .dtype = GRADD_F32,
-                                   .redop = GRADD_AVG,
-                                   .name = names[i],
-                                   .in = p + i * EACH,
-                                   .out = p + i * EACH,
-                                   .count = EACH - i,
-                                   .stream = stream};
+        ops[i] = average(names[i], p + i * EACH, (size_t)(EACH - i));
     }
-    handle = gradd_submit(g, ops, TENSORS);
-    check(handle < 0 ? (int)handle : 0, "group");
+    handle = submit(ops, TENSORS);
     check(gradd_wait_stream(g, handle, stream, 60), "group");
     check(gradd_wait(g, handle, 60), "group");
     expect(p, EACH, sum_of_ranks() / (float)size, 0, "group");
     floats_fill(p, 100, rank == size - 1 ? (float)NAN : 1, 0);
-    handle = start((struct gradd_op){.kind = GRADD_ALLREDUCE,
-                                     .dtype = GRADD_F32,
-                                     .redop = GRADD_SUM,
-                                     .name = "nan",
-                                     .in = p,
-                                     .out = p,
-                                     .count = 100,
-                                     .check_finite = 1});
-    while (gradd_test(g, handle) == GRADD_PENDING)
-        usleep(200);
+    struct gradd_op checked = sum("nan", p, p, 100);
+    checked.check_finite = 1;
+    handle = start(checked);
+    await_end(handle);
     if (gradd_nonfinite(g, handle, 0, &who, &count) != 1 || who != size - 1 || count != 100)
         fail("rank %d: 100 NaN of rank %d: %llu of rank %d were counted", rank, size - 1,
              (unsigned long long)count, who);
@@ -237,7 +256,7 @@ static void collectives(void)
 
 /* ---- Ways to allocate ---- */
 
-static float *chunk_new(size_t bytes, bool is_exportable)
+float *chunk_new(size_t bytes, bool is_exportable)
 {
     CUdevice device;
     CUdeviceptr p;
@@ -294,13 +313,7 @@ static void memory(void)
         const double seconds = now() - begin;
         const size_t part = n < sizeof(host) / sizeof(*host) ? n : N;
         floats_fill(rows[i].p + 11, part, (float)rank + 1, 0.25f);
-        run((struct gradd_op){.kind = GRADD_ALLREDUCE,
-                              .dtype = GRADD_F32,
-                              .redop = GRADD_SUM,
-                              .name = rows[i].name,
-                              .in = rows[i].p + 11,
-                              .out = rows[i].p + 11,
-                              .count = part});
+        run(sum(rows[i].name, rows[i].p + 11, rows[i].p + 11, part));
         expect(rows[i].p + 11, part, sum_of_ranks(), 0.25f * (float)size, rows[i].name);
         if (rank == 0)
             report("\"what\": \"memory\", \"kind\": \"%s\", \"shared\": %d, \"import_ms\": %.3f",
@@ -324,13 +337,7 @@ static void order(size_t n, double seconds)
     for (size_t i = 0; i < n; i++) {
         load_produce(x, COUNT, (float)(i + 1) * (float)(rank + 1), seconds);
         snprintf(name, sizeof(name), "x%zu", i % 4);
-        handles[i] = start((struct gradd_op){.kind = GRADD_ALLREDUCE,
-                                             .dtype = GRADD_F32,
-                                             .redop = GRADD_SUM,
-                                             .name = name,
-                                             .in = x,
-                                             .out = y,
-                                             .count = COUNT});
+        handles[i] = start(sum(name, x, y, COUNT));
         n_ahead += cuda->stream_query(stream) == CUDA_ERROR_NOT_READY;
         CU(copy_async((uintptr_t)(history + i * COUNT), (uintptr_t)y, COUNT * sizeof(float),
                       stream));
@@ -363,20 +370,9 @@ static void latency(size_t n, size_t bytes)
 
     floats_fill(x, count, 1, 0);
     for (size_t i = 0; i < n + 20; i++) { /* the first 20 warm up */
-        struct gradd_op op = {.struct_size = sizeof(op),
-                              .kind = GRADD_ALLREDUCE,
-                              .dtype = GRADD_F32,
-                              .redop = GRADD_AVG,
-                              .name = "x",
-                              .in = x,
-                              .out = x,
-                              .count = count,
-                              .stream = stream};
         const CUevent mark = timer_mark();
         const double begin = now();
-        const gradd_handle handle = gradd_submit(g, &op, 1);
-        check(handle < 0 ? (int)handle : 0, "latency");
-        check(gradd_wait_stream(g, handle, stream, 60), "latency");
+        const gradd_handle handle = start(average("x", x, count));
         const double host_seconds = now() - begin;
         const double seconds = timer_between(mark, timer_mark());
         check(gradd_wait(g, handle, 60), "latency");
@@ -406,15 +402,7 @@ static void victim(void)
 
     floats_fill(x, COUNT, 1, 0);
     for (size_t i = 0; status >= 0; i++) {
-        struct gradd_op op = {.struct_size = sizeof(op),
-                              .kind = GRADD_ALLREDUCE,
-                              .dtype = GRADD_F32,
-                              .redop = GRADD_AVG,
-                              .name = "x",
-                              .in = x,
-                              .out = x,
-                              .count = COUNT,
-                              .stream = stream};
+        const struct gradd_op op = average("x", x, COUNT);
         const gradd_handle handle = gradd_submit(g, &op, 1);
 
         status = handle < 0 ? (int)handle : gradd_wait_stream(g, handle, stream, 60);
@@ -449,19 +437,11 @@ static double multiply_rate(double seconds, CUstream comm_stream, float *x, size
         load_multiply(20000, 1024);
         n++;
         if (x && (handle == 0 || gradd_test(g, handle) != GRADD_PENDING)) {
-            struct gradd_op op = {.struct_size = sizeof(op),
-                                  .kind = GRADD_ALLREDUCE,
-                                  .dtype = GRADD_F32,
-                                  .redop = GRADD_AVG,
-                                  .name = "x",
-                                  .in = x,
-                                  .out = x,
-                                  .count = count,
-                                  .stream = comm_stream};
+            struct gradd_op op = average("x", x, count);
+            op.stream = comm_stream;
             if (handle)
                 check(gradd_wait(g, handle, 60), "beside");
-            handle = gradd_submit(g, &op, 1);
-            check(handle < 0 ? (int)handle : 0, "beside");
+            handle = submit(&op, 1);
         }
         if (n % 4 == 0)
             CU(stream_synchronize(stream));
@@ -494,15 +474,7 @@ static void beside(double seconds, size_t bytes)
     }
     check(gradd_barrier(g, 0), "barrier");
     for (int status = 0; status >= 0;) {
-        struct gradd_op op = {.struct_size = sizeof(op),
-                              .kind = GRADD_ALLREDUCE,
-                              .dtype = GRADD_F32,
-                              .redop = GRADD_AVG,
-                              .name = "x",
-                              .in = x,
-                              .out = x,
-                              .count = count,
-                              .stream = stream};
+        const struct gradd_op op = average("x", x, count);
         const gradd_handle handle = gradd_submit(g, &op, 1);
 
         status = handle < 0 ? (int)handle : gradd_wait(g, handle, 60);
@@ -535,6 +507,8 @@ int main(int argc, char **argv)
         latency(strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10));
     else if (strcmp(command, "victim") == 0)
         victim();
+    else if (strcmp(command, "corners") == 0)
+        corners();
     else if (strcmp(command, "beside") == 0 && argc > 3)
         beside(atof(argv[2]), strtoul(argv[3], NULL, 10));
     else

@@ -32,7 +32,7 @@ def test_every_check_passes_on_the_fakes(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     skipped = [line for line in lines if ": skipped: " in line]
     assert [line.split(":")[0] for line in skipped] == ["torch", "beside_mps"], done.stdout
-    assert "16 checks, 0 failed" in lines
+    assert "18 checks, 0 failed" in lines
     text = (tmp_path / "results").read_text()
     assert "two: ok" in text and "| trainer killed: error on rank 0 |" in text
 
