@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL without gradd, to compare with: gpu_nccl ID-FILE RANK SIZE OPS BYTES. Ranks meet by a file
- * that rank 0 writes.
+ * NCCL without gradd, to compare with: gpu_nccl FIFO RANK SIZE OPS BYTES. Ranks meet at the FIFO,
+ * which the first to come makes.
  */
-#include <stdio.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -19,30 +21,27 @@ static void check(ncclResult_t rc, const char *what)
         fail("%s: %s", what, nccl_table_error(nccl, rc));
 }
 
-/* Written whole under another name, then moved to its own. */
-static ncclUniqueId meet(const char *path, int rank)
+/* The id that rank 0 makes. It keeps the FIFO open, for what is in one that nobody has open is
+ * lost, and the others wait in open(), or in read(), until it comes. */
+static ncclUniqueId meet(const char *path, int rank, int size)
 {
-    char whole[300];
     ncclUniqueId id;
-    FILE *file;
 
-    snprintf(whole, sizeof(whole), "%s.new", path);
-    if (rank == 0) {
-        check(nccl->get_unique_id(&id), "ncclGetUniqueId");
-        file = fopen(whole, "wb");
-        if (!file || fwrite(&id, sizeof(id), 1, file) != 1 || fclose(file) != 0 ||
-            rename(whole, path) != 0)
-            fail("%s: cannot be written", path);
+    if (mkfifo(path, 0600) < 0 && errno != EEXIST)
+        fail("%s: %s", path, strerror(errno));
+    const int fd = open(path, (rank == 0 ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0)
+        fail("%s: %s", path, strerror(errno));
+    if (rank != 0) {
+        if (read(fd, &id, sizeof(id)) != sizeof(id))
+            fail("%s: rank 0 has left", path);
+        close(fd);
         return id;
     }
-    for (int tries = 0; !(file = fopen(path, "rb")); tries++) {
-        if (tries > 20000)
-            fail("%s: rank 0 did not come", path);
-        usleep(1000);
-    }
-    if (fread(&id, sizeof(id), 1, file) != 1)
-        fail("%s: too short", path);
-    fclose(file);
+    check(nccl->get_unique_id(&id), "ncclGetUniqueId");
+    for (int i = 1; i < size; i++)
+        if (write(fd, &id, sizeof(id)) != sizeof(id))
+            fail("%s: cannot be written", path);
     return id;
 }
 
@@ -53,7 +52,7 @@ int main(int argc, char **argv)
     double median, p99;
 
     if (argc != 6)
-        fail("usage: gpu_nccl ID-FILE RANK SIZE OPS BYTES");
+        fail("usage: gpu_nccl FIFO RANK SIZE OPS BYTES");
     const int rank = atoi(argv[2]), size = atoi(argv[3]);
     const size_t n = strtoul(argv[4], NULL, 10), count = strtoul(argv[5], NULL, 10) / sizeof(float);
     double *seconds = calloc(n, sizeof(*seconds));
@@ -64,7 +63,8 @@ int main(int argc, char **argv)
         fail("%s", why);
     float *x = floats_new(count);
     floats_fill(x, count, 1, 0);
-    check(nccl->comm_init(&comm, size, meet(argv[1], rank), rank, NULL), "ncclCommInitRankConfig");
+    check(nccl->comm_init(&comm, size, meet(argv[1], rank, size), rank, NULL),
+          "ncclCommInitRankConfig");
     for (size_t i = 0; i < n + 20; i++) { /* the first 20 warm up */
         const CUevent mark = timer_mark();
 
