@@ -18,7 +18,6 @@
  */
 #include <dlfcn.h>
 #include <math.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,9 +45,7 @@ static void join(void)
         fail("rank %d: the worker takes no device memory: %s", rank, why);
 }
 
-/* An op on floats whose input the stream makes. */
-static struct gradd_op make_op(int kind, const char *name, const float *in, float *out,
-                               size_t count)
+struct gradd_op make_op(int kind, const char *name, const float *in, float *out, size_t count)
 {
     return (struct gradd_op){.struct_size = sizeof(struct gradd_op),
                              .kind = kind,
@@ -61,12 +58,12 @@ static struct gradd_op make_op(int kind, const char *name, const float *in, floa
                              .stream = stream};
 }
 
-static struct gradd_op sum(const char *name, const float *in, float *out, size_t count)
+struct gradd_op make_sum(const char *name, const float *in, float *out, size_t count)
 {
     return make_op(GRADD_ALLREDUCE, name, in, out, count);
 }
 
-static struct gradd_op average(const char *name, float *x, size_t count)
+struct gradd_op make_average(const char *name, float *x, size_t count)
 {
     struct gradd_op op = make_op(GRADD_ALLREDUCE, name, x, x, count);
 
@@ -74,7 +71,7 @@ static struct gradd_op average(const char *name, float *x, size_t count)
     return op;
 }
 
-static gradd_handle submit(const struct gradd_op *ops, size_t n)
+gradd_handle submit(const struct gradd_op *ops, size_t n)
 {
     const gradd_handle handle = gradd_submit(g, ops, n);
 
@@ -82,8 +79,7 @@ static gradd_handle submit(const struct gradd_op *ops, size_t n)
     return handle;
 }
 
-/* Submit, make the stream wait for the result, and end the handle later. */
-static gradd_handle start(struct gradd_op op)
+gradd_handle start(struct gradd_op op)
 {
     const gradd_handle handle = submit(&op, 1);
 
@@ -91,31 +87,15 @@ static gradd_handle start(struct gradd_op op)
     return handle;
 }
 
-/* Wait for the end of the op without ending the handle. */
-static void await_end(gradd_handle handle)
-{
-    struct pollfd fd = {.fd = gradd_fd(g), .events = POLLIN};
-
-    while (gradd_test(g, handle) == GRADD_PENDING) {
-        if (poll(&fd, 1, 60000) != 1)
-            fail("rank %d: an op that does not end", rank);
-        check(gradd_progress(g), "gradd_progress");
-    }
-}
-
-static void run(struct gradd_op op)
+void run(struct gradd_op op)
 {
     check(gradd_wait(g, start(op), 60), op.name);
 }
 
-/* ---- Every kind ---- */
-
-enum { N = 100003 };
-
-static float host[8 * N];
-
 void expect(const float *p, size_t n, float value, float step, const char *what)
 {
+    static float host[EXPECT_MAX];
+
     floats_read(p, host, n);
     for (size_t i = 0; i < n; i++)
         if (fabsf(host[i] - (value + (float)(i % 97) * step)) > 1e-3f * fabsf(host[i]) + 1e-4f)
@@ -130,128 +110,10 @@ float sum_of_ranks(void)
 
 gradd_handle submit_sum(const char *name, float *p, size_t count, CUstream in)
 {
-    const struct gradd_op op = {.struct_size = sizeof(op),
-                                .kind = GRADD_ALLREDUCE,
-                                .dtype = GRADD_F32,
-                                .redop = GRADD_SUM,
-                                .name = name,
-                                .in = p,
-                                .out = p,
-                                .count = count,
-                                .stream = in};
-    const gradd_handle handle = gradd_submit(g, &op, 1);
+    struct gradd_op op = make_sum(name, p, p, count);
 
-    check(handle < 0 ? (int)handle : 0, name);
-    return handle;
-}
-
-static void check_reductions(float *in, float *out)
-{
-    const float mine = (float)rank + 1, n = (float)size;
-    float product = 1;
-
-    for (int i = 1; i <= size; i++)
-        product *= (float)i;
-    const struct {
-        const char *name;
-        int redop;
-        double prescale, postscale;
-        float value;
-    } rows[] = {
-        {"sum", GRADD_SUM, 0, 0, sum_of_ranks()},
-        {"prod", GRADD_PROD, 0, 0, product},
-        {"max", GRADD_MAX, 0, 0, n},
-        {"min", GRADD_MIN, 0, 0, 1},
-        {"avg", GRADD_AVG, 0, 0, sum_of_ranks() / n},
-        {"scaled", GRADD_SUM, 0.5, 4, 2 * sum_of_ranks()},
-    };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        floats_fill(in, N, mine, 0);
-        struct gradd_op op = sum(rows[i].name, in, out, N);
-        op.redop = rows[i].redop;
-        op.prescale = rows[i].prescale;
-        op.postscale = rows[i].postscale;
-        run(op);
-        expect(out, N, rows[i].value, 0, rows[i].name);
-        expect(in, N, mine, 0, "the input");
-    }
-    floats_fill(in, N, mine, 0.5f);
-    run(sum("in place", in, in, N));
-    expect(in, N, sum_of_ranks(), 0.5f * n, "in place");
-}
-
-static void check_moves(float *in, float *all)
-{
-    const float mine = (float)rank + 1;
-    const size_t n_all = (size_t)size * N;
-    float *to = floats_new(n_all);
-
-    floats_fill(in, N, mine, 0);
-    struct gradd_op op = make_op(GRADD_BROADCAST, "broadcast", in, in, N);
-    op.root = size - 1;
-    run(op);
-    expect(in, N, (float)size, 0, "broadcast");
-    floats_fill(in, N, mine, 0);
-    op = make_op(GRADD_ALLGATHER, "gather", in, all, N);
-    op.out_capacity = n_all;
-    run(op);
-    for (int i = 0; i < size; i++)
-        expect(all + (size_t)i * N, N, (float)i + 1, 0, "all-gather");
-    floats_fill(all, n_all, mine, 0);
-    run(make_op(GRADD_REDUCE_SCATTER, "scatter", all, in, n_all));
-    expect(in, N, sum_of_ranks(), 0, "reduce-scatter");
-    floats_fill(all, n_all, mine, 0);
-    op = make_op(GRADD_ALLTOALL, "alltoall", all, to, n_all);
-    op.out_capacity = n_all;
-    run(op);
-    for (int i = 0; i < size; i++)
-        expect(to + (size_t)i * N, N, (float)i + 1, 0, "all-to-all");
-    check(gradd_barrier(g, 0), "barrier");
-}
-
-/* Small tensors of one submission, and one that is not finite. */
-static void check_group(float *p)
-{
-    enum { TENSORS = 20, EACH = 500 };
-    struct gradd_op ops[TENSORS];
-    char names[TENSORS][16];
-    gradd_handle handle;
-    int32_t who = -1;
-    uint64_t count = 0;
-
-    floats_fill(p, TENSORS * EACH, (float)rank + 1, 0);
-    for (int i = 0; i < TENSORS; i++) {
-        snprintf(names[i], sizeof(names[i]), "small %d", i);
-        ops[i] = average(names[i], p + i * EACH, (size_t)(EACH - i));
-    }
-    handle = submit(ops, TENSORS);
-    check(gradd_wait_stream(g, handle, stream, 60), "group");
-    check(gradd_wait(g, handle, 60), "group");
-    expect(p, EACH, sum_of_ranks() / (float)size, 0, "group");
-    floats_fill(p, 100, rank == size - 1 ? (float)NAN : 1, 0);
-    struct gradd_op checked = sum("nan", p, p, 100);
-    checked.check_finite = 1;
-    handle = start(checked);
-    await_end(handle);
-    if (gradd_nonfinite(g, handle, 0, &who, &count) != 1 || who != size - 1 || count != 100)
-        fail("rank %d: 100 NaN of rank %d: %llu of rank %d were counted", rank, size - 1,
-             (unsigned long long)count, who);
-    check(gradd_wait(g, handle, 60), "nan");
-}
-
-static void collectives(void)
-{
-    float *in = floats_new(N), *out = floats_new(N), *all = floats_new((size_t)size * N);
-    const double before = device_free_mib();
-
-    if (size > 8)
-        fail("at most 8 ranks");
-    check_reductions(in, out);
-    check_moves(in, all);
-    check_group(in);
-    report("\"what\": \"collectives\", \"rank\": %d, \"size\": %d, \"path\": %d, "
-           "\"worker_mib\": %.0f",
-           rank, size, gradd_device_path(g, NULL), before - device_free_mib());
+    op.stream = in;
+    return submit(&op, 1);
 }
 
 /* ---- Ways to allocate ---- */
@@ -311,9 +173,9 @@ static void memory(void)
         const double begin = now();
         const int rc = gradd_register(g, rows[i].p, bytes);
         const double seconds = now() - begin;
-        const size_t part = n < sizeof(host) / sizeof(*host) ? n : N;
+        const size_t part = n < EXPECT_MAX ? n : N;
         floats_fill(rows[i].p + 11, part, (float)rank + 1, 0.25f);
-        run(sum(rows[i].name, rows[i].p + 11, rows[i].p + 11, part));
+        run(make_sum(rows[i].name, rows[i].p + 11, rows[i].p + 11, part));
         expect(rows[i].p + 11, part, sum_of_ranks(), 0.25f * (float)size, rows[i].name);
         if (rank == 0)
             report("\"what\": \"memory\", \"kind\": \"%s\", \"shared\": %d, \"import_ms\": %.3f",
@@ -337,7 +199,7 @@ static void order(size_t n, double seconds)
     for (size_t i = 0; i < n; i++) {
         load_produce(x, COUNT, (float)(i + 1) * (float)(rank + 1), seconds);
         snprintf(name, sizeof(name), "x%zu", i % 4);
-        handles[i] = start(sum(name, x, y, COUNT));
+        handles[i] = start(make_sum(name, x, y, COUNT));
         n_ahead += cuda->stream_query(stream) == CUDA_ERROR_NOT_READY;
         CU(copy_async((uintptr_t)(history + i * COUNT), (uintptr_t)y, COUNT * sizeof(float),
                       stream));
@@ -372,7 +234,7 @@ static void latency(size_t n, size_t bytes)
     for (size_t i = 0; i < n + 20; i++) { /* the first 20 warm up */
         const CUevent mark = timer_mark();
         const double begin = now();
-        const gradd_handle handle = start(average("x", x, count));
+        const gradd_handle handle = start(make_average("x", x, count));
         const double host_seconds = now() - begin;
         const double seconds = timer_between(mark, timer_mark());
         check(gradd_wait(g, handle, 60), "latency");
@@ -402,7 +264,7 @@ static void victim(void)
 
     floats_fill(x, COUNT, 1, 0);
     for (size_t i = 0; status >= 0; i++) {
-        const struct gradd_op op = average("x", x, COUNT);
+        const struct gradd_op op = make_average("x", x, COUNT);
         const gradd_handle handle = gradd_submit(g, &op, 1);
 
         status = handle < 0 ? (int)handle : gradd_wait_stream(g, handle, stream, 60);
@@ -437,7 +299,7 @@ static double multiply_rate(double seconds, CUstream comm_stream, float *x, size
         load_multiply(20000, 1024);
         n++;
         if (x && (handle == 0 || gradd_test(g, handle) != GRADD_PENDING)) {
-            struct gradd_op op = average("x", x, count);
+            struct gradd_op op = make_average("x", x, count);
             op.stream = comm_stream;
             if (handle)
                 check(gradd_wait(g, handle, 60), "beside");
@@ -474,7 +336,7 @@ static void beside(double seconds, size_t bytes)
     }
     check(gradd_barrier(g, 0), "barrier");
     for (int status = 0; status >= 0;) {
-        const struct gradd_op op = average("x", x, count);
+        const struct gradd_op op = make_average("x", x, count);
         const gradd_handle handle = gradd_submit(g, &op, 1);
 
         status = handle < 0 ? (int)handle : gradd_wait(g, handle, 60);
