@@ -68,11 +68,10 @@ def test_staged_sums_arrive_by_gradd_wait(world: World, kind: str) -> None:
         expect_ok(settle(trainers, "gradd_free_tensor", key="a"))
 
 
-def test_staged_order_is_the_streams_own(world: World) -> None:
+def order_is_the_streams_own(trainers: list[Trainer], kind: str = "malloc") -> None:
     """Submitted before the input exists, waited for before the result does: no host waits."""
-    trainers = staged(world)
     settle(trainers, "new_stream", key="s")
-    settle(trainers, "tensor", key="a", count=N)
+    settle(trainers, "tensor", key="a", count=N, kind=kind)
     write_all(trainers, stream="s", gate="later")
     submit(trainers, all_reduce("a", redop=api.AVG), stream="s")
     expect_ok(settle(trainers, "wait_stream", handle="h", stream="s", timeout_s=5))
@@ -83,6 +82,10 @@ def test_staged_order_is_the_streams_own(world: World) -> None:
     assert settle(trainers, "result", tag="t") == [True, True]
     expect_ok(settle(trainers, "wait", handle="h"))
     assert settle(trainers, "cuda_counts", names=list(NO_HOST_WAIT)) == [NO_HOST_WAIT] * 2
+
+
+def test_staged_order_is_the_streams_own(world: World) -> None:
+    order_is_the_streams_own(staged(world))
 
 
 @pytest.mark.parametrize("without", ["", "cuStreamWaitValue64_v2"])
@@ -326,19 +329,7 @@ def test_shared_sums(world: World, kind: str, order: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["malloc", "private"])
 def test_shared_order_is_the_streams_own(world: World, order: str, kind: str) -> None:
-    trainers = shared(world, order=order)
-    settle(trainers, "new_stream", key="s")
-    settle(trainers, "tensor", key="a", count=N, kind=kind)
-    write_all(trainers, stream="s", gate="later")
-    submit(trainers, all_reduce("a", redop=api.AVG), stream="s")
-    expect_ok(settle(trainers, "wait_stream", handle="h", stream="s", timeout_s=5))
-    settle(trainers, "check_in_stream", key="a", what="avg", n_ranks=2, stream="s", tag="t")
-    assert settle(trainers, "test", handle="h")[0]["status"] == STATUS["PENDING"]
-    settle(trainers, "open_gate", gate="later")
-    assert all(settle(trainers, "await_stream", stream="s"))
-    assert settle(trainers, "result", tag="t") == [True, True]
-    expect_ok(settle(trainers, "wait", handle="h"))
-    assert settle(trainers, "cuda_counts", names=list(NO_HOST_WAIT)) == [NO_HOST_WAIT] * 2
+    order_is_the_streams_own(shared(world, order=order), kind)
 
 
 @pytest.mark.parametrize("order", ORDERS)

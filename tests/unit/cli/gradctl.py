@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import tap  # noqa: E402
 import wire  # noqa: E402
 
 GRADCTL = os.path.abspath(sys.argv[1])
@@ -336,19 +336,5 @@ TESTS = [value for value in list(globals().values())
          and value not in (Daemon, gradctl, ask, job_replies)]
 
 
-def main():
-    print(f"1..{len(TESTS)}")
-    failed = 0
-    for number, test in enumerate(TESTS, 1):
-        try:
-            test()
-            print(f"ok {number} - {test.__name__}", flush=True)
-        except Exception:  # any failure of a case is that case's verdict
-            failed += 1
-            print("".join("# " + line for line in traceback.format_exc().splitlines(True)))
-            print(f"not ok {number} - {test.__name__}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tap.run(TESTS))

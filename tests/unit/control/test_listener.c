@@ -154,15 +154,5 @@ int main(void)
         a_path_too_long_is_an_error,
         running_out_of_descriptors_pauses_and_recovers,
     };
-    Suite *suite = suite_create("listener");
-    TCase *tcase = tcase_create("listener");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        tcase_add_test(tcase, tests[i]);
-    suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite_with("listener", tests, sizeof tests / sizeof *tests, setup, teardown, 0);
 }

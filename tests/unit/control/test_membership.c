@@ -417,16 +417,5 @@ int main(void)
         a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant,
         random_histories_keep_the_invariant,
     };
-    Suite *suite = suite_create("membership");
-    TCase *tcase = tcase_create("membership");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_set_timeout(tcase, 30);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        tcase_add_test(tcase, tests[i]);
-    suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite_with("membership", tests, sizeof tests / sizeof *tests, setup, teardown, 30);
 }

@@ -619,16 +619,5 @@ int main(void)
         a_data_connection_without_the_secret_is_refused,
         a_data_connection_that_comes_early_waits_for_its_epoch,
     };
-    Suite *suite = suite_create("peers");
-    TCase *tcase = tcase_create("peers");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_set_timeout(tcase, 30);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        tcase_add_test(tcase, tests[i]);
-    suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite_with("peers", tests, sizeof tests / sizeof *tests, setup, teardown, 30);
 }

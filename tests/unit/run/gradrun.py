@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import tap  # noqa: E402
 
 GRADRUN = os.path.abspath(sys.argv[1])
 FAKE = str(pathlib.Path(__file__).resolve().parent / "fake_gradd.py")
@@ -222,19 +224,5 @@ TESTS = [value for value in list(globals().values())
          and value not in (Run, run)]
 
 
-def main():
-    print(f"1..{len(TESTS)}")
-    failed = 0
-    for number, test in enumerate(TESTS, 1):
-        try:
-            test()
-            print(f"ok {number} - {test.__name__}", flush=True)
-        except Exception:  # any failure of a case is that case's verdict
-            failed += 1
-            print("".join("# " + line for line in traceback.format_exc().splitlines(True)))
-            print(f"not ok {number} - {test.__name__}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tap.run(TESTS))
