@@ -6,11 +6,11 @@
  *   gpu_kernels check          every type and operator, odd sizes and alignments
  *   gpu_kernels speed [MIB [N]]  time of the reduction of 2 and of 4 tensors, best of N rounds
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../support/element.h"
 #include "cuda_kernels.h"
 #include "device.h"
 #include "reduce.h"
@@ -37,29 +37,6 @@ static void load(void)
         fail("no kernels: %s", why);
     CU(module_load(&module, image));
     check_cuda(cuda_kernels_load(&kernels, cuda, module, 0), "cuda_kernels_load");
-}
-
-static bool is_nan(enum gradd_dtype dtype, const unsigned char *p)
-{
-    uint16_t h;
-    double d;
-    float f;
-
-    memcpy(&h, p, 2);
-    switch (dtype) {
-    case GRADD_F16:
-        return (h & 0x7fff) > 0x7c00;
-    case GRADD_BF16:
-        return (h & 0x7fff) > 0x7f80;
-    case GRADD_F32:
-        memcpy(&f, p, 4);
-        return isnan(f);
-    case GRADD_F64:
-        memcpy(&d, p, 8);
-        return isnan(d);
-    default:
-        return false;
-    }
 }
 
 static CUdeviceptr tensors[INPUTS + 1];
@@ -99,7 +76,8 @@ static void check_one(size_t type, enum gradd_redop op, size_t skew, double pres
     for (size_t i = 0; i < n; i++) {
         const unsigned char *got = hosts[INPUTS] + i * size, *want = expected + i * size;
 
-        if (memcmp(got, want, size) != 0 && !(is_nan(r.dtype, got) && is_nan(r.dtype, want)))
+        if (memcmp(got, want, size) != 0 &&
+            !(element_is_nan(r.dtype, got) && element_is_nan(r.dtype, want)))
             fail("type %d operator %d skew %zu: element %zu of %zu differs from the reference",
                  r.dtype, op, skew, i, n);
     }

@@ -10,6 +10,7 @@
 
 #include <gradd/gradd.h>
 
+#include "../../support/element.h"
 #include "reduce.h"
 #include "run_suite.h"
 
@@ -23,30 +24,6 @@ static struct gradd *world_of_one(void)
     struct gradd *g = NULL;
     ck_assert_msg(gradd_init(&options, &g) == GRADD_OK, "%s", gradd_error());
     return g;
-}
-
-/* NaN equals NaN, whatever its bits. */
-static bool is_nan_at(int dtype, const uint8_t *bits)
-{
-    uint16_t half;
-    float single;
-    double twofold;
-    switch (dtype) {
-    case GRADD_F16:
-        memcpy(&half, bits, 2);
-        return (half & 0x7fff) > 0x7c00;
-    case GRADD_BF16:
-        memcpy(&half, bits, 2);
-        return (half & 0x7fff) > 0x7f80;
-    case GRADD_F32:
-        memcpy(&single, bits, 4);
-        return isnan(single);
-    case GRADD_F64:
-        memcpy(&twofold, bits, 8);
-        return isnan(twofold);
-    default:
-        return false;
-    }
 }
 
 static void expect_reduced(int dtype, const uint8_t *got, const uint8_t *in, double pre,
@@ -68,7 +45,7 @@ static void expect_reduced(int dtype, const uint8_t *got, const uint8_t *in, dou
     size_t element = gradd_dtype_size(dtype);
     for (size_t i = 0; i < N; i++) {
         const uint8_t *a = got + i * element, *b = expected + i * element;
-        if (memcmp(a, b, element) != 0 && !(is_nan_at(dtype, a) && is_nan_at(dtype, b)))
+        if (memcmp(a, b, element) != 0 && !(element_is_nan(dtype, a) && element_is_nan(dtype, b)))
             ck_abort_msg("dtype %d, scales %g %g, element %zu", dtype, pre, post, i);
     }
 }

@@ -4,10 +4,10 @@
  * launched by cuda_kernels.c through a table that calls it. What only a GPU can show (its
  * conversion instructions, its memory) is tests/gpu's.
  */
+#include "../../../support/element.h"
 #include "cuda_kernels.h"
 
 #include <check.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,30 +163,6 @@ static void fill(uint8_t *p, size_t n, enum gradd_dtype dtype)
     }
 }
 
-static bool is_nan(enum gradd_dtype dtype, const uint8_t *p)
-{
-    uint16_t h;
-    double d;
-    float f;
-
-    switch (dtype) {
-    case GRADD_F16:
-        memcpy(&h, p, 2);
-        return (h & 0x7fff) > 0x7c00;
-    case GRADD_BF16:
-        memcpy(&h, p, 2);
-        return (h & 0x7fff) > 0x7f80;
-    case GRADD_F32:
-        memcpy(&f, p, 4);
-        return isnan(f);
-    case GRADD_F64:
-        memcpy(&d, p, 8);
-        return isnan(d);
-    default:
-        return false;
-    }
-}
-
 struct shape {
     size_t n;
     unsigned skew;  /* bytes before the first element, in every tensor */
@@ -239,7 +215,7 @@ static void check_reduction(unsigned type, enum gradd_redop op, struct shape sha
         const uint8_t *got = out[o], *want = wanted[o];
 
         for (size_t i = 0; i < shape.n; i++) {
-            if (is_nan(r.dtype, want + i * size) && is_nan(r.dtype, got + i * size))
+            if (element_is_nan(r.dtype, want + i * size) && element_is_nan(r.dtype, got + i * size))
                 continue;
             ck_assert_msg(memcmp(got + i * size, want + i * size, size) == 0,
                           "type %d op %d in %u out %u zero %u: element %zu of %zu, skew %u",

@@ -6,6 +6,7 @@
  * Invariant: a NaN equals any NaN; everything else, signed zeros included, must have equal bits,
  * and nothing outside the outputs' [begin, end) may change.
  */
+#include "../../../support/element.h"
 #include "reduce.h"
 
 #include <check.h>
@@ -75,30 +76,6 @@ static struct reduction sum_of(enum gradd_dtype dtype, unsigned n_in, const void
     };
 }
 
-static bool is_nan_at(enum gradd_dtype dtype, const void *p)
-{
-    uint16_t h;
-    double d;
-    float f;
-
-    switch (dtype) {
-    case GRADD_F16:
-        memcpy(&h, p, sizeof(h));
-        return (h & 0x7fff) > 0x7c00;
-    case GRADD_BF16:
-        memcpy(&h, p, sizeof(h));
-        return (h & 0x7fff) > 0x7f80;
-    case GRADD_F32:
-        memcpy(&f, p, sizeof(f));
-        return isnan(f);
-    case GRADD_F64:
-        memcpy(&d, p, sizeof(d));
-        return isnan(d);
-    default:
-        return false;
-    }
-}
-
 /* --- the reference against hand-made values --- */
 
 #define CHECK_ONE(type, dtype_, redop_, divisor_, zero_, pre_, post_, expected, ...)               \
@@ -117,8 +94,8 @@ static bool is_nan_at(enum gradd_dtype dtype, const void *p)
         r_.prescale = pre_;                                                                        \
         r_.postscale = post_;                                                                      \
         reduce_run_scalar(&r_, 0, 1);                                                              \
-        if (is_nan_at(dtype_, &expected_))                                                         \
-            ck_assert(is_nan_at(dtype_, &got_));                                                   \
+        if (element_is_nan(dtype_, &expected_))                                                    \
+            ck_assert(element_is_nan(dtype_, &got_));                                              \
         else                                                                                       \
             ck_assert_mem_eq(&got_, &expected_, sizeof(got_));                                     \
     } while (0)
@@ -426,7 +403,8 @@ static void unify_nans(struct trial *t)
         char *expected = t->out[0][o], *got = t->out[1][o];
 
         for (size_t at = t->begin * t->type->size; at < t->end * t->type->size; at += t->type->size)
-            if (is_nan_at(t->type->dtype, expected + at) && is_nan_at(t->type->dtype, got + at))
+            if (element_is_nan(t->type->dtype, expected + at) &&
+                element_is_nan(t->type->dtype, got + at))
                 memcpy(got + at, expected + at, t->type->size);
     }
 }
