@@ -170,6 +170,7 @@ CUresult fake_capture_check(enum fake_entry entry);
 void fake_stream_fault(CUresult error);
 bool fake_stream_is_faulted(void);
 CUcontext fake_stream_context(void);
+CUcontext fake_stream_context_of(CUstream s);
 
 /* A word of shared memory was written; whoever waits for it looks. */
 void fake_futex_wake(void *word);

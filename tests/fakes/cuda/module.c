@@ -13,14 +13,19 @@
  */
 struct CUmod_st {
     struct CUmod_st *next;
+    CUcontext context; /* NULL: a library's, for all contexts */
 };
 static struct CUmod_st *modules;
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Function and kernel handles are the table's rows. */
+/* One for each kernel and context, kept for good. Handles of libraries' kernels are those without a
+ * context. */
 struct CUfunc_st {
-    struct fake_kernel kernel;
+    struct CUfunc_st *next;
+    const struct fake_kernel *kernel;
+    CUcontext context;
 };
+static struct CUfunc_st *functions; /* under modules_lock */
 
 static bool is_image(const void *image)
 {
@@ -29,13 +34,14 @@ static bool is_image(const void *image)
                              memcmp(image, "//", 2) == 0 || memcmp(image, ".ver", 4) == 0);
 }
 
-static CUresult load(CUmodule *out, const void *image)
+static CUresult load(CUmodule *out, const void *image, CUcontext context)
 {
     if (!is_image(image))
         return FAKE_ERROR_INVALID_IMAGE;
     CUmodule module = calloc(1, sizeof *module);
     if (module == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    module->context = context;
     pthread_mutex_lock(&modules_lock);
     module->next = modules;
     modules = module;
@@ -59,19 +65,33 @@ static CUresult unload(CUmodule module)
     return rc;
 }
 
-static CUresult find(CUfunction *out, const char *name)
+static CUfunction function_of(const struct fake_kernel *kernel, CUcontext context)
+{
+    pthread_mutex_lock(&modules_lock);
+    CUfunction f = functions;
+    while (f != NULL && !(f->kernel == kernel && f->context == context))
+        f = f->next;
+    if (f == NULL && (f = malloc(sizeof *f)) != NULL) {
+        *f = (struct CUfunc_st){functions, kernel, context};
+        functions = f;
+    }
+    pthread_mutex_unlock(&modules_lock);
+    return f;
+}
+
+static CUresult find(CUfunction *out, const char *name, CUcontext context)
 {
     const struct fake_kernel *kernel = fake_kernel_find(name);
     if (kernel == NULL)
         return CUDA_ERROR_NOT_FOUND;
-    *out = (CUfunction)(uintptr_t)kernel;
-    return CUDA_SUCCESS;
+    *out = function_of(kernel, context);
+    return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuModuleLoadData(CUmodule *out, const void *image)
 {
     ENTER(cuModuleLoadData, NEED_CONTEXT);
-    return load(out, image);
+    return load(out, image, fake_context());
 }
 
 CUresult cuModuleUnload(CUmodule module)
@@ -83,7 +103,7 @@ CUresult cuModuleUnload(CUmodule module)
 CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
     ENTER(cuModuleGetFunction, NEED_CONTEXT);
-    return module == NULL ? CUDA_ERROR_INVALID_HANDLE : find(out, name);
+    return module == NULL ? CUDA_ERROR_INVALID_HANDLE : find(out, name, module->context);
 }
 
 CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *options, void **values,
@@ -92,7 +112,7 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *options, void
 {
     ENTER(cuLibraryLoadData, NEED_INIT);
     CUmodule module;
-    CUresult rc = load(&module, image);
+    CUresult rc = load(&module, image, NULL);
     if (rc == CUDA_SUCCESS)
         *out = (CUlibrary)module;
     return rc;
@@ -108,7 +128,7 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
 {
     ENTER(cuLibraryGetKernel, NEED_INIT);
     CUfunction function;
-    CUresult rc = find(&function, name);
+    CUresult rc = find(&function, name, NULL);
     if (rc == CUDA_SUCCESS)
         *out = (CUkernel)function;
     return rc;
@@ -117,8 +137,8 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
 CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
 {
     ENTER(cuKernelGetFunction, NEED_CONTEXT);
-    *out = (CUfunction)kernel;
-    return CUDA_SUCCESS;
+    *out = function_of(((CUfunction)kernel)->kernel, fake_context());
+    return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 struct call {
@@ -146,7 +166,13 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
     if ((uint64_t)grid_x * grid_y * grid_z == 0 || threads == 0 || threads > 1024 ||
         grid_y > 65535 || grid_z > 65535 || extra != NULL || parameters == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct fake_kernel *kernel = &f->kernel;
+    CUstream stream;
+    CUresult rc = fake_stream_get(s, &stream);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (f->context != fake_stream_context_of(stream))
+        return CUDA_ERROR_INVALID_HANDLE;
+    const struct fake_kernel *kernel = f->kernel;
     struct call *call = malloc(sizeof *call + kernel->parameter_bytes);
     if (call == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -154,7 +180,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
     call->launch = (struct fake_launch){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}};
     /* As the driver does: the values are those at the time of the call. */
     memcpy(call->parameter, parameters[0], kernel->parameter_bytes);
-    CUresult rc = fake_stream_push_run(s, run, call);
+    rc = fake_stream_push_run(s, run, call);
     if (rc != CUDA_SUCCESS)
         free(call);
     return rc;

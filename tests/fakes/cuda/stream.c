@@ -74,6 +74,11 @@ static CUresult get_locked(CUstream handle, CUstream *out)
     return CUDA_SUCCESS;
 }
 
+CUcontext fake_stream_context_of(CUstream s)
+{
+    return s->context;
+}
+
 CUresult fake_stream_get(CUstream handle, CUstream *out)
 {
     pthread_mutex_lock(&fake_lock);

@@ -242,8 +242,23 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
     return rc;
 }
 
+/* Of the call of cuMemSetAccess() that is under way; under fake_lock. */
+static const CUmemAccessDesc *granted;
+static size_t n_granted;
+
+/* Devices beside the memory's own would be peers, which the fake does not have. */
+static bool is_for(int device)
+{
+    for (size_t i = 0; i < n_granted; i++)
+        if (granted[i].location.id == device)
+            return true;
+    return false;
+}
+
 static void make_accessible(struct range *range)
 {
+    if (!is_for(range->device))
+        return;
     const struct physical *physical = range->owner;
     if (!fake_arena_map(range->base, range->bytes, physical->fd, BLOCK_HEAD))
         fake_die("cannot map %zu bytes", range->bytes);
@@ -261,6 +276,8 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *acce
     if (n == 0)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
+    granted = access;
+    n_granted = n;
     CUresult rc = for_mappings(p, bytes, make_accessible);
     pthread_mutex_unlock(&fake_lock);
     return rc;

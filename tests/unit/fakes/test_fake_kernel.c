@@ -60,6 +60,29 @@ START_TEST(a_reduction_reads_inputs_and_writes_outputs)
 }
 END_TEST
 
+START_TEST(a_function_belongs_to_the_context_of_its_module)
+{
+    driver_open(0);
+    struct cuda_copy_params p = {0};
+    CUcontext other;
+    CUfunction f = kernel("gradd_copy");
+    OK(launch(f, 1, &p));
+    OK(cu.cuDevicePrimaryCtxRetain(&other, 1));
+    OK(cu.cuCtxSetCurrent(other));
+    GIVES(CUDA_ERROR_INVALID_HANDLE, launch(f, 1, &p));
+    OK(launch(kernel("gradd_copy"), 1, &p));
+}
+END_TEST
+
+START_TEST(elements_at_odd_addresses_are_a_fault)
+{
+    driver_open(0);
+    struct cuda_nonfinite_params p = {.in = floats(0) + 2, .n = 1, .count = floats(0)};
+    OK(launch(kernel("gradd_nonfinite_f32"), 1, &p));
+    GIVES(CUDA_ERROR_MISALIGNED_ADDRESS, cu.cuCtxSynchronize());
+}
+END_TEST
+
 START_TEST(a_divisor_makes_the_sum_an_average)
 {
     driver_open(0);
@@ -143,6 +166,8 @@ int main(void)
 {
     const TTest *const tests[] = {
         a_reduction_reads_inputs_and_writes_outputs,
+        a_function_belongs_to_the_context_of_its_module,
+        elements_at_odd_addresses_are_a_fault,
         a_divisor_makes_the_sum_an_average,
         a_copy_moves_every_segment,
         what_is_not_finite_is_added_to_the_count,

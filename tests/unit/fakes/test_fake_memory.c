@@ -218,6 +218,10 @@ START_TEST(mapped_chunks_are_one_piece_of_memory_once_accessible)
     driver_open(0);
     CUdeviceptr p = map_two(0), base;
     size_t bytes;
+    CUmemAccessDesc access_other = access_all;
+    access_other.location.id = 1;
+    GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemsetD8_v2(p, 0, 2 * CHUNK));
+    OK(cu.cuMemSetAccess(p, 2 * CHUNK, &access_other, 1));
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemsetD8_v2(p, 0, 2 * CHUNK));
     OK(cu.cuMemSetAccess(p, 2 * CHUNK, &access_all, 1));
     OK(cu.cuMemsetD8_v2(p, 0, 2 * CHUNK));
