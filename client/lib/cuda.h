@@ -152,8 +152,8 @@ void cuda_events_reserve(struct cuda *cuda, struct cuda_gpu *gpu, unsigned n);
 /* The epoch is over: no stream may wait for the worker any more. */
 void cuda_failed(struct gradd *g);
 /*
- * Undo all that the driver knows of this context. Called once the job was left. False: a stream
- * still holds a host function of this context, which must therefore stay in memory.
+ * Undo all that the driver knows of this context. Called once the job was left. False: a stream has
+ * still to come past a host function or words of this context, which must therefore stay in memory.
  */
 bool cuda_stop(struct gradd *g);
 /* Free memory only. NULL is allowed. */

@@ -138,8 +138,12 @@ static void load_kernels(struct cuda_device *device)
     if (rc == CUDA_SUCCESS)
         return;
     device->kernels = NULL;
-    log_warning("cuda", "%s: the kernels can not be loaded: %s", device->uuid_text,
-                cuda_table_error(device->cuda, rc));
+    snprintf(
+        device->kernels_text, sizeof device->kernels_text,
+        "%s: gradd's kernels can not be loaded: %s (the driver must be as new as the nvcc that "
+        "made them): use backend = host",
+        device->uuid_text, cuda_table_error(device->cuda, rc));
+    log_warning("cuda", "%s", device->kernels_text);
 }
 
 /* With the device's context current. */

@@ -33,6 +33,7 @@ struct cuda_device {
     CUcontext context;
     CUstream stream;        /* non-blocking, for ops */
     CUmodule kernels;       /* of reduce/cuda_kernels.h; NULL: none for this GPU */
+    char kernels_text[300]; /* why the driver does not take them; "": it does, or there are none */
     uint64_t context_bytes; /* taken while it was opened; 0: not known */
     bool has_ipc_events, has_flags;
     /* Statistics, on the loop. */

@@ -161,6 +161,8 @@ static const char *find_obstacle(struct launch *launch, const struct comm *comm,
         return "the worker has no memory for this GPU";
     if (step->kind != LOWER_REDUCE && step->kind != LOWER_COUNT)
         return NULL;
+    if (!gpu->kernels.cuda && gpu->device->kernels_text[0])
+        return gpu->device->kernels_text;
     if (!gpu->kernels.cuda)
         return "ranks that share a GPU, factors and NaN checks need gradd's kernels, and there are "
                "none for this GPU (gradctl status says why): use backend = host";

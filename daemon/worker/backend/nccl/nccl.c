@@ -23,7 +23,8 @@ struct backend {
     size_t n_running;
     struct watch *abort_timer; /* until an abort has come to its end */
     unsigned n_abort_looks;
-    bool is_aborting; /* communicators are being aborted */
+    bool were_comms_ending; /* at the look before */
+    bool is_aborting;       /* communicators are being aborted */
     bool is_freed;
     uint32_t *keys, *gpu_of; /* scratch, by rank */
     struct cuda_device **gpu_devices;
@@ -132,10 +133,12 @@ static bool are_comms_ending(const struct backend *nccl)
 
 /* ncclCommAbort() waits for its kernels, which wait, in their streams, for words that a trainer
  * that is lost will never write. So they are written here, once the kernels know that they are to
- * end: what was not there must not travel to other GPUs. */
+ * end, a look after NCCL was called: what was not there must not travel to other GPUs. */
 static void release_aborts(struct backend *nccl)
 {
-    if (!nccl->is_aborting || !are_comms_ending(nccl))
+    const bool were_ending = nccl->were_comms_ending;
+    nccl->were_comms_ending = are_comms_ending(nccl);
+    if (!nccl->is_aborting || !were_ending)
         return;
     for (const struct submission *running = nccl->running; running; running = running->next)
         submission_poison(running);

@@ -272,6 +272,19 @@ START_TEST(without_kernels_what_needs_none_still_works)
 }
 END_TEST
 
+START_TEST(kernels_that_the_driver_does_not_take_are_told_by_the_ops_that_need_them)
+{
+    setenv("GRADD_FAKE_CUDA_FAIL", "cuModuleLoadData:1:209", 1);
+    rig_init(&rig, shared, 3, 0);
+    start_sums(&rig, &first, 2);
+    await_done(&rig, 1);
+    ck_assert_int_eq(first.ops[0].status, GRADD_ERR_UNSUPPORTED);
+    ck_assert_msg(strstr(first.ops[0].text, "209"), "%s", first.ops[0].text);
+    ck_assert_int_eq(rig.n_failed, 0);
+    rig_deinit(&rig);
+}
+END_TEST
+
 START_TEST(elements_at_odd_addresses_are_refused_before_they_cost_the_context)
 {
     rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, 0);
@@ -461,6 +474,7 @@ int main(void)
     tcase_add_loop_test(tcase, sums_in_many_batches_on_every_layout, 0, 3);
     tcase_add_test(tcase, a_batch_of_more_ops_than_one_nccl_group_takes);
     tcase_add_loop_test(tcase, without_kernels_what_needs_none_still_works, 0, 2);
+    tcase_add_test(tcase, kernels_that_the_driver_does_not_take_are_told_by_the_ops_that_need_them);
     tcase_add_loop_test(tcase, elements_at_odd_addresses_are_refused_before_they_cost_the_context,
                         0, 2);
     tcase_add_test(tcase, a_communicator_that_does_not_come_up_fails_the_epoch);
