@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/launch.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +11,6 @@
 enum {
     CHUNK_OPS_MAX = 64,                    /* of one NCCL group */
     CHUNK_SCRATCH_MAX = 256 * 1024 * 1024, /* bytes per GPU, unless one op needs more */
-    SCRATCH_STEP = 2 * 1024 * 1024,
-    EVENTS_STEP = 32,
     SMALL_COPY_BYTES = 64 * 1024, /* the copy engine takes longer to begin than these to be made */
 };
 
@@ -23,37 +20,17 @@ void launch_init(struct launch *launch)
     lower_list_init(&launch->list);
 }
 
-static void trim_gpu(struct launch_gpu *gpu)
-{
-    if (gpu->n_outgrown > 0)
-        gpu->device->cuda->ctx_set(gpu->device->context);
-    for (size_t i = 0; i < gpu->n_outgrown; i++)
-        gpu->device->cuda->mem_free(gpu->outgrown[i]);
-    gpu->n_outgrown = 0;
-}
-
 void launch_trim(struct launch *launch)
 {
     for (unsigned i = 0; i < launch->n_gpus; i++)
-        trim_gpu(&launch->gpus[i]);
+        launch_gpu_trim(&launch->gpus[i]);
 }
 
 void launch_deinit(struct launch *launch)
 {
     launch_trim(launch);
-    for (unsigned i = 0; i < launch->n_gpus; i++) {
-        struct launch_gpu *gpu = &launch->gpus[i];
-        free(gpu->outgrown);
-        if (!gpu->device)
-            continue;
-        gpu->device->cuda->ctx_set(gpu->device->context);
-        for (size_t event = 0; event < gpu->n_events; event++)
-            gpu->device->cuda->event_destroy(gpu->events[event]);
-        free(gpu->events);
-        if (gpu->scratch)
-            gpu->device->cuda->mem_free(gpu->scratch);
-        atomic_store(&gpu->device->scratch_bytes, 0);
-    }
+    for (unsigned i = 0; i < launch->n_gpus; i++)
+        launch_gpu_deinit(&launch->gpus[i]);
     lower_list_deinit(&launch->list);
     free(launch->gpus);
     free(launch->ops);
@@ -79,48 +56,20 @@ static struct launch_gpu *gpu_of(struct launch *launch, struct cuda_device *devi
         launch->n_gpus = n;
     }
     struct launch_gpu *gpu = &launch->gpus[device->index];
-    if (!gpu->device) {
-        gpu->device = device;
-        device->cuda->ctx_set(device->context);
-        if (device->kernels)
-            cuda_kernels_load(&gpu->kernels, device->cuda, device->kernels, device->ordinal);
-    }
+    if (!gpu->device)
+        launch_gpu_init(gpu, device);
     return gpu;
-}
-
-/* ------------------------------------------------------------------ events */
-
-static bool make_events(struct launch_gpu *gpu)
-{
-    const size_t n = gpu->n_events_made + EVENTS_STEP;
-    CUevent *events = realloc(gpu->events, n * sizeof(*events));
-    if (!events)
-        return false;
-    gpu->events = events;
-    gpu->device->cuda->ctx_set(gpu->device->context);
-    for (size_t i = 0; i < EVENTS_STEP; i++) {
-        if (gpu->device->cuda->event_create(&events[gpu->n_events], CU_EVENT_DISABLE_TIMING) !=
-            CUDA_SUCCESS)
-            break;
-        gpu->n_events++;
-        gpu->n_events_made++;
-    }
-    return gpu->n_events > 0;
 }
 
 bool launch_take_event(struct launch *launch, struct cuda_device *device, CUevent *out)
 {
     struct launch_gpu *gpu = gpu_of(launch, device);
-    if (!gpu || (gpu->n_events == 0 && !make_events(gpu)))
-        return false;
-    *out = gpu->events[--gpu->n_events];
-    return true;
+    return gpu && launch_gpu_take_event(gpu, out);
 }
 
 void launch_give_event(struct launch *launch, const struct cuda_device *device, CUevent event)
 {
-    struct launch_gpu *gpu = &launch->gpus[device->index];
-    gpu->events[gpu->n_events++] = event;
+    launch_gpu_give_event(&launch->gpus[device->index], event);
 }
 
 /* ------------------------------------------------------------------ a chunk */
@@ -237,26 +186,6 @@ static CUresult use(const struct cuda_device *device)
     return device->cuda->ctx_set(device->context);
 }
 
-static CUresult grow_scratch(struct launch_gpu *gpu, uint64_t bytes)
-{
-    const struct cuda_table *cuda = gpu->device->cuda;
-    CUdeviceptr grown = 0;
-    CUdeviceptr *outgrown = realloc(gpu->outgrown, (gpu->n_outgrown + 1) * sizeof *gpu->outgrown);
-    if (!outgrown)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    gpu->outgrown = outgrown;
-    bytes = (bytes + SCRATCH_STEP - 1) / SCRATCH_STEP * SCRATCH_STEP;
-    CUresult rc = cuda->mem_alloc(&grown, bytes);
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (gpu->scratch)
-        gpu->outgrown[gpu->n_outgrown++] = gpu->scratch;
-    gpu->scratch = grown;
-    gpu->scratch_bytes = bytes;
-    atomic_store(&gpu->device->scratch_bytes, bytes);
-    return CUDA_SUCCESS;
-}
-
 static bool place_scratch(struct launch *launch, struct comm *comm, struct launch_result *result)
 {
     for (uint32_t i = 0; i < comm->map.n_local; i++) {
@@ -267,7 +196,7 @@ static bool place_scratch(struct launch *launch, struct comm *comm, struct launc
             continue;
         CUresult rc = gpu ? use(device) : CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS)
-            rc = grow_scratch(gpu, bytes);
+            rc = launch_gpu_grow_scratch(gpu, bytes);
         if (failed_cuda(result, device, "allocate scratch memory", rc))
             return false;
     }

@@ -8,21 +8,9 @@
 #ifndef GRADD_LAUNCH_H
 #define GRADD_LAUNCH_H
 
-#include "cuda_kernels.h"
 #include "worker/backend/nccl/comm.h"
+#include "worker/backend/nccl/launch_gpu.h"
 #include "worker/buffer/queue.h"
-
-/* A GPU, as the submitter uses it. */
-struct launch_gpu {
-    struct cuda_device *device; /* NULL: not used yet */
-    struct cuda_kernels kernels;
-    CUdeviceptr scratch;
-    uint64_t scratch_bytes;
-    CUdeviceptr *outgrown; /* scratch of before, which something may still use */
-    size_t n_outgrown;
-    CUevent *events; /* spare ones */
-    size_t n_events, n_events_made;
-};
 
 /* All GPUs, by cuda_device.index. */
 struct launch {
