@@ -53,11 +53,9 @@ def staged(world: World, n: int = 2, **settings: Any) -> list[Trainer]:
     return trainers
 
 
-@pytest.mark.parametrize("kind", ["malloc", "managed", "chunks", "private", "gradd"])
-def test_staged_sums_arrive_by_gradd_wait(world: World, kind: str) -> None:
-    trainers = staged(world)
-    expect_ok(settle(trainers, "tensor", key="a", count=N, kind=kind, chunks=[2 << 20]))
-    expect_ok(settle(trainers, "tensor", key="b", count=N, kind=kind, chunks=[2 << 20]))
+def sums_arrive_by_gradd_wait(trainers: list[Trainer], kind: str) -> None:
+    for key in ("a", "b"):
+        expect_ok(settle(trainers, "tensor", key=key, count=N, kind=kind, chunks=[2 << 20]))
     write_all(trainers)
     submit(trainers, all_reduce("a", "b"))
     expect_ok(settle(trainers, "wait", handle="h"))
@@ -66,6 +64,11 @@ def test_staged_sums_arrive_by_gradd_wait(world: World, kind: str) -> None:
         assert trainer.call("check_tensor", key="a", what=f"rank{rank}", n_ranks=2)
     if kind == "gradd":
         expect_ok(settle(trainers, "gradd_free_tensor", key="a"))
+
+
+@pytest.mark.parametrize("kind", ["malloc", "managed", "chunks", "private", "gradd"])
+def test_staged_sums_arrive_by_gradd_wait(world: World, kind: str) -> None:
+    sums_arrive_by_gradd_wait(staged(world), kind)
 
 
 def order_is_the_streams_own(trainers: list[Trainer], kind: str = "malloc") -> None:
@@ -313,17 +316,7 @@ def shared(world: World, n: int = 2, order: str = "auto", **settings: Any) -> li
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["malloc", "managed", "chunks", "private", "gradd"])
 def test_shared_sums(world: World, kind: str, order: str) -> None:
-    trainers = shared(world, order=order)
-    for key in ("a", "b"):
-        expect_ok(settle(trainers, "tensor", key=key, count=N, kind=kind, chunks=[2 << 20]))
-    write_all(trainers)
-    submit(trainers, all_reduce("a", "b"))
-    expect_ok(settle(trainers, "wait", handle="h"))
-    for rank, trainer in enumerate(trainers):
-        assert trainer.call("check_tensor", key="b", what="sum", n_ranks=2)
-        assert trainer.call("check_tensor", key="a", what=f"rank{rank}", n_ranks=2)
-    if kind == "gradd":
-        expect_ok(settle(trainers, "gradd_free_tensor", key="a"))
+    sums_arrive_by_gradd_wait(shared(world, order=order), kind)
 
 
 @pytest.mark.parametrize("order", ORDERS)

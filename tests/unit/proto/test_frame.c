@@ -207,30 +207,29 @@ START_TEST(bytes_that_do_not_unpack_are_refused)
 }
 END_TEST
 
+static void expect_frame_without_body(const uint8_t *bytes, size_t n)
+{
+    struct wire_in in;
+    struct wire_frame frame;
+    wire_in_init(&in);
+    ck_assert_int_eq(wire_in_feed(&in, bytes, n), 0);
+    ck_assert_int_eq(wire_in_next(&in, &frame), 1);
+    ck_assert_int_eq(frame.envelope->body_case, PB__ENVELOPE__BODY__NOT_SET);
+    wire_in_deinit(&in);
+}
+
 START_TEST(an_unknown_message_is_a_frame_without_body)
 {
     /* Field 1000, a length-delimited message of two bytes. */
     const uint8_t bytes[] = {5, 0, 0, 0, 0, 0, 0, 0, 0xc2, 0x3e, 2, 0x08, 1};
-    struct wire_in in;
-    struct wire_frame frame;
-    wire_in_init(&in);
-    ck_assert_int_eq(wire_in_feed(&in, bytes, sizeof bytes), 0);
-    ck_assert_int_eq(wire_in_next(&in, &frame), 1);
-    ck_assert_int_eq(frame.envelope->body_case, PB__ENVELOPE__BODY__NOT_SET);
-    wire_in_deinit(&in);
+    expect_frame_without_body(bytes, sizeof bytes);
 }
 END_TEST
 
 START_TEST(an_empty_frame_is_a_frame_without_body)
 {
     const uint8_t bytes[WIRE_HEADER_BYTES] = {0};
-    struct wire_in in;
-    struct wire_frame frame;
-    wire_in_init(&in);
-    ck_assert_int_eq(wire_in_feed(&in, bytes, sizeof bytes), 0);
-    ck_assert_int_eq(wire_in_next(&in, &frame), 1);
-    ck_assert_int_eq(frame.envelope->body_case, PB__ENVELOPE__BODY__NOT_SET);
-    wire_in_deinit(&in);
+    expect_frame_without_body(bytes, sizeof bytes);
 }
 END_TEST
 
