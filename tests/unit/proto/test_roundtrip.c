@@ -8,23 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../support/random.h"
 #include "run_suite.h"
 #include "wire_pair.h"
-
-static uint64_t random_state;
-
-static uint64_t random_u64(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static size_t random_below(size_t n)
-{
-    return (size_t)(random_u64() % n);
-}
 
 static uint64_t pick_seed(void)
 {
@@ -56,28 +42,28 @@ static void fill_submit(struct random_message *m, size_t i)
         m->name[i][k] = (char)('a' + random_below(26));
     m->name[i][n_name] = 0;
     submit->name = m->name[i];
-    submit->id = random_u64() >> random_below(64);
+    submit->id = random_bits() >> random_below(64);
     submit->kind = (uint32_t)random_below(9);
-    submit->count = random_u64() >> random_below(64);
-    submit->root = (int32_t)random_u64();
-    submit->prescale = (double)random_u64();
+    submit->count = random_bits() >> random_below(64);
+    submit->root = (int32_t)random_bits();
+    submit->prescale = (double)random_bits();
     m->in[i] = (Pb__Buffer)PB__BUFFER__INIT;
-    m->in[i].region = (uint32_t)random_u64();
-    m->in[i].offset = random_u64();
+    m->in[i].region = (uint32_t)random_bits();
+    m->in[i].offset = random_bits();
     submit->in = random_below(4) ? &m->in[i] : NULL;
     m->out[i] = (Pb__Buffer)PB__BUFFER__INIT;
     submit->out = random_below(4) ? &m->out[i] : NULL;
     submit->n_counts = random_below(MAX_COUNTS + 1);
     submit->counts = m->counts[i];
     for (size_t k = 0; k < submit->n_counts; k++)
-        m->counts[i][k] = random_u64() >> random_below(64);
+        m->counts[i][k] = random_bits() >> random_below(64);
     m->submits[i] = submit;
 }
 
 static Pb__Envelope *fill_random(struct random_message *m)
 {
     m->batch = (Pb__SubmitBatch)PB__SUBMIT_BATCH__INIT;
-    m->batch.epoch = random_u64();
+    m->batch.epoch = random_bits();
     m->batch.n_submits = random_below(MAX_SUBMITS + 1);
     m->batch.submits = m->submits;
     for (size_t i = 0; i < m->batch.n_submits; i++)
@@ -171,7 +157,7 @@ START_TEST(random_bytes_never_crash_the_reader)
         size_t n = WIRE_HEADER_BYTES + random_below(sizeof bytes - WIRE_HEADER_BYTES);
         put_header(bytes, (uint32_t)(n - WIRE_HEADER_BYTES), 0);
         for (size_t i = WIRE_HEADER_BYTES; i < n; i++)
-            bytes[i] = (uint8_t)random_u64();
+            bytes[i] = (uint8_t)random_bits();
         struct wire_in in;
         struct wire_frame frame;
         wire_in_init(&in);

@@ -12,12 +12,11 @@
 
 #include <check.h>
 
+#include "../../../support/random.h"
 #include "../../proto/run_suite.h"
 #include "worker/plan/plan.h"
 
 enum { RANKS_MAX = 6, OPS_MAX = 24, ROUNDS = 2, N_RUNS = 4000 };
-
-static unsigned long long state; /* of the generator */
 
 /* Like ck_assert(), without check's write to a pipe each time: this runs millions of times. */
 #define require(condition)                                                                         \
@@ -25,14 +24,6 @@ static unsigned long long state; /* of the generator */
         if (!(condition))                                                                          \
             ck_abort_msg("line %d: %s", __LINE__, #condition);                                     \
     } while (0)
-
-static unsigned next_random(unsigned below)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (unsigned)(state % below);
-}
 
 struct request {
     unsigned rank, op, round;
@@ -51,10 +42,10 @@ struct program {
 /* Some ops stand alone, some in groups of two to four. */
 static void make_program(struct program *program)
 {
-    program->n_ranks = 1 + next_random(RANKS_MAX);
-    program->n_ops = 1 + next_random(OPS_MAX);
+    program->n_ranks = 1 + random_below(RANKS_MAX);
+    program->n_ops = 1 + random_below(OPS_MAX);
     for (unsigned i = 0; i < program->n_ops;) {
-        unsigned n = next_random(4) ? 1 : 2 + next_random(3);
+        unsigned n = random_below(4) ? 1 : 2 + random_below(3);
         if (n > program->n_ops - i)
             n = program->n_ops - i;
         for (unsigned k = 0; k < n; k++) {
@@ -64,9 +55,9 @@ static void make_program(struct program *program)
             if (n > 1)
                 sprintf(program->groups[i + k], "g%u", i);
             *s = (struct signature){
-                .kind = next_random(2) ? GRADD_ALLREDUCE : GRADD_ALLGATHER,
+                .kind = random_below(2) ? GRADD_ALLREDUCE : GRADD_ALLGATHER,
                 .dtype = GRADD_F32,
-                .count = next_random(100),
+                .count = random_below(100),
                 .prescale = 1,
                 .postscale = 1,
                 .group = program->groups[i + k],
@@ -82,7 +73,7 @@ static void shuffle(unsigned *order, unsigned n)
     for (unsigned i = 0; i < n; i++)
         order[i] = i;
     for (unsigned i = n; i > 1; i--) {
-        unsigned k = next_random(i), swap = order[i - 1];
+        unsigned k = random_below(i), swap = order[i - 1];
         order[i - 1] = order[k];
         order[k] = swap;
     }
@@ -154,7 +145,7 @@ static void submit(struct simulation *sim, unsigned rank, unsigned op, bool lies
     struct signature s = program->ops[op];
     struct request *request = &sim->requests[sim->round[rank]][rank][op];
     *request = (struct request){.rank = rank, .op = op, .round = sim->round[rank]};
-    if (lies && next_random(20) == 0) {
+    if (lies && random_below(20) == 0) {
         s.dtype = GRADD_I32;
         request->is_lie = true;
     }
@@ -227,7 +218,7 @@ START_TEST(honest_ranks_in_any_order_get_everything)
         open_simulation(&sim);
         unsigned n_idle = 0;
         while (n_idle < 200) {
-            n_idle = step(&sim, next_random(sim.program.n_ranks), false, 0) ? 0 : n_idle + 1;
+            n_idle = step(&sim, random_below(sim.program.n_ranks), false, 0) ? 0 : n_idle + 1;
             take_decisions(&sim);
         }
         ck_assert_uint_eq(sim.n_ready, ROUNDS * sim.program.n_ops);
@@ -246,9 +237,9 @@ START_TEST(lies_and_lateness_end_every_request_once)
         uint64_t now = 0;
         unsigned n_idle = 0;
         while (n_idle < 200) {
-            n_idle = step(&sim, next_random(sim.program.n_ranks), true, now) ? 0 : n_idle + 1;
-            if (next_random(10) == 0)
-                plan_check(sim.plan, now += next_random(40), ignore_stall, NULL);
+            n_idle = step(&sim, random_below(sim.program.n_ranks), true, now) ? 0 : n_idle + 1;
+            if (random_below(10) == 0)
+                plan_check(sim.plan, now += random_below(40), ignore_stall, NULL);
             take_decisions(&sim);
         }
         plan_check(sim.plan, now + 100, ignore_stall, NULL);
@@ -263,15 +254,15 @@ START_TEST(leaving_and_failing_end_every_request_once)
 {
     for (int run = 0; run < N_RUNS; run++) {
         open_simulation(&sim);
-        unsigned left = next_random(sim.program.n_ranks), when = next_random(60);
+        unsigned left = random_below(sim.program.n_ranks), when = random_below(60);
         for (unsigned i = 0; i < 120; i++) {
-            unsigned rank = next_random(sim.program.n_ranks);
+            unsigned rank = random_below(sim.program.n_ranks);
             if (i == when)
                 plan_rank_left(sim.plan, left, GRADD_ERR_RANK_LOST, "it has left");
             if (i > when && rank == left)
                 continue;
-            step(&sim, rank, next_random(2), 0);
-            if (next_random(3))
+            step(&sim, rank, random_below(2), 0);
+            if (random_below(3))
                 take_decisions(&sim);
         }
         plan_fail_all(sim.plan, GRADD_ERR_RANK_LOST, "the epoch is over");
@@ -286,8 +277,8 @@ END_TEST
 int main(void)
 {
     const char *given = getenv("GRADD_TEST_SEED");
-    state = given ? strtoull(given, NULL, 0) : (unsigned long long)time(NULL) * 2654435761u | 1;
-    printf("GRADD_TEST_SEED=%llu\n", state);
+    random_state = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL) * 2654435761u | 1;
+    printf("GRADD_TEST_SEED=%llu\n", (unsigned long long)random_state);
     fflush(stdout);
     const TTest *const tests[] = {
         honest_ranks_in_any_order_get_everything,

@@ -5,6 +5,7 @@
  * conversion instructions, its memory) is tests/gpu's.
  */
 #include "../../../support/element.h"
+#include "../../../support/random.h"
 #include "cuda_kernels.h"
 
 #include <check.h>
@@ -112,21 +113,6 @@ static const struct cuda_kernels *kernels(void)
 }
 
 /* --- random tensors --- */
-
-static uint64_t random_state = 88172645463325252ULL;
-
-static uint64_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static unsigned random_below(unsigned n)
-{
-    return (unsigned)(random_bits() >> 20) % n;
-}
 
 static _Alignas(64) uint8_t device[2 * MAX_TENSORS][BUFFER_BYTES];
 static _Alignas(64) uint8_t expected[MAX_TENSORS][BUFFER_BYTES];

@@ -7,6 +7,7 @@
  * and nothing outside the outputs' [begin, end) may change.
  */
 #include "../../../support/element.h"
+#include "../../../support/random.h"
 #include "reduce.h"
 
 #include <check.h>
@@ -43,21 +44,6 @@ static bool use_variant(int index)
         return true;
     printf("skipped: %s: this CPU or this build does not have it\n", variant_names[index]);
     return false;
-}
-
-static uint64_t random_state = 88172645463325252ULL;
-
-static uint64_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static unsigned random_below(unsigned n)
-{
-    return (unsigned)(random_bits() >> 20) % n;
 }
 
 static struct reduction sum_of(enum gradd_dtype dtype, unsigned n_in, const void *const *in,
