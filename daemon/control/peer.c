@@ -123,14 +123,19 @@ static bool read_reaped_status(const struct peer *peer, int *out_status)
     return true;
 }
 
+bool peer_end_status(const struct peer *peer, int *out_status)
+{
+    /* Its parent may wait for it between the two: then the first question has an answer after all.
+     */
+    return peer->pidfd >= 0 && (read_reaped_status(peer, out_status) ||
+                                (peer->pid > 0 && read_zombie_status(peer, out_status)) ||
+                                read_reaped_status(peer, out_status));
+}
+
 bool peer_describe_end(const struct peer *peer, char *out_text, size_t size)
 {
     int status;
-    /* Its parent may wait for it between the two: then the first question has an answer after all.
-     */
-    bool is_known = peer->pidfd >= 0 && (read_reaped_status(peer, &status) ||
-                                         (peer->pid > 0 && read_zombie_status(peer, &status)) ||
-                                         read_reaped_status(peer, &status));
+    bool is_known = peer_end_status(peer, &status);
     if (is_known)
         describe_wait_status(status, out_text, size);
     else

@@ -31,6 +31,9 @@ void peer_deinit(struct peer *peer);
 bool peer_is_in_group(const struct peer *peer, gid_t group);
 bool peer_has_ended(const struct peer *peer);
 
+/* How the process ended, as waitpid() tells it. False as below. */
+bool peer_end_status(const struct peer *peer, int *out_status);
+
 /*
  * How the process ended, as the end of a sentence: "was killed by signal 9 (Killed)", "exited with
  * status 3". False, with "ended": the kernel does not tell, or not before its parent has waited.

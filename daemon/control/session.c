@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control/session.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -111,13 +113,50 @@ static void reply_error(struct session *session, int code, const char *text)
 
 /* ------------------------------------------------------------------ losing a rank */
 
+static void begin_loss(struct session *session);
+
+/* By a signal with which launchers end the other ranks once one is lost. */
+static bool was_told_to_end(const struct peer *peer)
+{
+    int status;
+    if (!peer_has_ended(peer) || !peer_end_status(peer, &status) || !WIFSIGNALED(status))
+        return false;
+    return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT || WTERMSIG(status) == SIGHUP;
+}
+
+/* Another rank of the job here that has ended by itself, and is not counted as lost yet; NULL. */
+static struct session *find_cause(const struct session *session)
+{
+    const struct roster *running = &session->member.membership->running;
+    for (uint32_t i = 0; i < running->size; i++) {
+        const struct member *member = running->of_rank[i];
+        struct session *other = member ? member->session : NULL;
+        if (other && other != session && member->state == MEMBER_ACTIVE &&
+            peer_has_ended(&other->peer) && !was_told_to_end(&other->peer))
+            return other;
+    }
+    return NULL;
+}
+
+/* True: this rank was ended because of another one, whose loss comes first. */
+static bool is_consequence(struct session *session)
+{
+    if (session->member.state != MEMBER_ACTIVE || !was_told_to_end(&session->peer))
+        return false;
+    struct session *cause = find_cause(session);
+    if (!cause)
+        return false;
+    begin_loss(cause);
+    return true;
+}
+
 static void lose(struct session *session)
 {
     char end[160], how[224];
     bool has_ended = peer_has_ended(&session->peer);
     if (has_ended) {
         bool is_known = peer_describe_end(&session->peer, end, sizeof end);
-        if (!is_known && clock_now_ns() < session->loss_deadline_ns) {
+        if ((!is_known || is_consequence(session)) && clock_now_ns() < session->loss_deadline_ns) {
             watch_arm(session->timer, LOSS_RETRY_NS);
             return;
         }

@@ -60,6 +60,23 @@ def expect_rank_lost(results: list[dict[str, Any]], rank: int, pid: int, since: 
         assert result["at"] - since < 1.0, f"told only after {result['at'] - since:.2f} s"
 
 
+@pytest.mark.parametrize("victim, told", [(0, 1), (1, 0), (2, 0), (0, 2)])
+def test_who_was_ended_because_of_another_is_not_the_cause(world: World, victim: int,
+                                                           told: int) -> None:
+    """Launchers end the other ranks when one is lost; the daemon may see both ends at once."""
+    daemon = world.daemon()
+    trainers = prepared_job(world, daemon, 3)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        for rank, number in ((told, signal.SIGTERM), (victim, signal.SIGKILL)):
+            os.kill(trainers[rank].pid, number)
+            eventually(lambda: state_of(trainers[rank].pid) in "Z", f"rank {rank} has ended")
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    line = daemon.log.wait_for(r"epoch failed")
+    assert f"rank {victim} " in line and "signal 9" in line, line
+
+
 @pytest.mark.tsan
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_trainer_is_named_to_the_others_within_a_second(world: World,
