@@ -113,8 +113,10 @@ static void finish(struct gpus *gpus, const char *trouble)
     let_go(gpus);
     gpus->output[gpus->used] = '\0';
     if (!trouble && gpus_parse(gpus, gpus->output)) {
-        log_info("gpus", "driver %s, NCCL %s, %u GPUs%s%s", gpus->driver, gpus->nccl, gpus->n_gpus,
-                 *gpus->text ? ": device memory goes through the host: " : "", gpus->text);
+        if (gpus->device_path)
+            log_info("gpus", "driver %s, NCCL %s, %u GPUs", gpus->driver, gpus->nccl, gpus->n_gpus);
+        else
+            log_info("gpus", "device memory goes through the host: %s", gpus->text);
     } else {
         gpus->n_gpus = 0;
         snprintf(gpus->text, sizeof gpus->text, "gradd-worker --gpus %s",
