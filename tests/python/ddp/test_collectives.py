@@ -26,4 +26,4 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_collective(run: Run, case: str) -> None:
     assert run.code == 0, run
     for rank in range(len(run.output)):
-        assert run.last_json(rank)[case] == "ok", f"rank {rank}: {run.last_json(rank)[case]}"
+        assert run.result(rank)[case] == "ok", f"rank {rank}: {run.result(rank)[case]}"

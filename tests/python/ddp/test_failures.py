@@ -11,7 +11,7 @@ IN_TIME_S = 5.0
 
 
 def outcome(run: Any, rank: int) -> dict[str, Any]:
-    result = run.last_json(rank)
+    result = run.result(rank)
     assert result["error"], run
     assert result["seconds"] < IN_TIME_S, run
     return result
@@ -61,7 +61,7 @@ def test_a_wait_may_give_up_and_be_tried_again(gradrun: Any) -> None:
     run = gradrun("failures.py", 2, "wait_is_short")
     got = outcome(run, 0)
     assert got["error"] == "Timeout" and "0.2 s" in got["text"], got
-    assert run.last_json(1)["error"] is None, run
+    assert run.result(1)["error"] is None, run
 
 
 def test_a_message_of_a_rank_that_left_is_an_error(gradrun: Any) -> None:

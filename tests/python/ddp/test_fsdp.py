@@ -26,5 +26,5 @@ def test_losses_are_gloos(gradrun: Any, kind: str, least: tuple[int, ...]) -> No
     for run in runs:
         assert run.code == 0, run
     for rank in range(2):
-        wanted, got = (run.last_json(rank)["losses"] for run in runs)
+        wanted, got = (run.result(rank)["losses"] for run in runs)
         assert got == pytest.approx(wanted, rel=1e-5), f"rank {rank}"

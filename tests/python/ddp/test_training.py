@@ -14,7 +14,7 @@ def losses(gradrun: Any, n: int, *arguments: str) -> list[list[float]]:
     """Of every rank; asserts that the ranks' parameters ended equal."""
     run = gradrun("ddp_train.py", n, *arguments)
     assert run.code == 0, run
-    results = [run.last_json(rank) for rank in range(n)]
+    results = [run.result(rank) for rank in range(n)]
     assert all(result["is_equal_to_rank_0"] for result in results), run
     return [result["losses"] + [result["sum"], result["square"]] for result in results]
 
@@ -77,4 +77,4 @@ def test_buckets_beyond_the_jobs_memory_are_copied_piece_by_piece(gradrun: Any) 
     run = gradrun("ddp_train.py", 2, "--backend", "gloo", "--hook", "hook", *model,
                   settings=("job_memory_bytes=5M",))
     assert run.code == 0, run
-    same([run.last_json(0)["losses"]], [reference(gradrun, 2, *model)[0][:-2]], 1e-12)
+    same([run.result(0)["losses"]], [reference(gradrun, 2, *model)[0][:-2]], 1e-12)
