@@ -374,6 +374,24 @@ START_TEST(a_queue_that_is_closed_in_order_is_sure_of_its_inputs)
 }
 END_TEST
 
+START_TEST(words_stay_until_a_late_write_has_come_to_them)
+{
+    setenv("GRADD_FAKE_CUDA_DELAY_US", "30000", 1);
+    struct peer peer = start(FLAG, park);
+    expect_byte(peer);
+    struct queue *queue = pin_queue();
+    const struct cuda_device *device = queue_device(queue);
+    OK(queue_mark_results(queue, 1, 1, 2));
+    queue_skip(queue, 1, 1, 2); /* the stream writes the word */
+    queue_table_deinit(&bench.queues, true);
+    queue_unpin(queue);
+    while (cu.count("cuMemHostUnregister") == 0)
+        loop_step(bench.loop, false);
+    OK(device->cuda->stream_synchronize(device->stream));
+    end(peer);
+}
+END_TEST
+
 START_TEST(a_pin_outlives_the_table)
 {
     struct peer peer = start(EVENT, park);
@@ -481,6 +499,7 @@ int main(void)
         skipped_ops_leave_no_stream_waiting,
         a_wait_for_a_lost_trainer_ends_by_poison_alone,
         a_queue_that_is_closed_in_order_is_sure_of_its_inputs,
+        words_stay_until_a_late_write_has_come_to_them,
         a_pin_outlives_the_table,
         what_is_no_queue_is_refused,
         a_gpu_without_events_or_flags_says_so,
