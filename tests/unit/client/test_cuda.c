@@ -385,6 +385,30 @@ END_TEST
 
 /* ------------------------------------------------------------------ queues */
 
+static CUstream new_stream(void)
+{
+    CUstream stream;
+    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    return stream;
+}
+
+/* An op on a tensor that is registered; the worker has seen it. */
+static gradd_handle submit(CUdeviceptr at, struct seen *out_op)
+{
+    start(at, at);
+    *out_op = take_submit();
+    return end();
+}
+
+/* The same, and the worker has put it into its stream: this one waits for it. */
+static gradd_handle launch(CUdeviceptr at, CUstream stream, struct seen *out_op)
+{
+    gradd_handle handle = submit(at, out_op);
+    fake_enqueued(&node, out_op->id);
+    ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
+    return handle;
+}
+
 START_TEST(a_refused_order_gives_way_to_the_other)
 {
     join_with(PB__QUEUE_ORDER__ORDER_AUTO);
@@ -428,13 +452,11 @@ END_TEST
 START_TEST(a_stream_waits_for_the_word_and_the_host_for_enqueued_only)
 {
     join();
-    CUstream stream;
-    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUstream stream = new_stream();
     CUdeviceptr at = allocate(BYTES);
     first_op(at);
-    start(at, at);
-    struct seen op = take_submit();
-    gradd_handle handle = end();
+    struct seen op;
+    gradd_handle handle = submit(at, &op);
     ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 0), GRADD_PENDING);
     fake_enqueued(&node, op.id);
     ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
@@ -452,15 +474,11 @@ END_TEST
 START_TEST(a_stream_goes_on_when_the_worker_hangs_up)
 {
     join();
-    CUstream stream;
-    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUstream stream = new_stream();
     CUdeviceptr at = allocate(BYTES);
     first_op(at);
-    start(at, at);
-    struct seen op = take_submit();
-    gradd_handle handle = end();
-    fake_enqueued(&node, op.id);
-    ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
+    struct seen op;
+    gradd_handle handle = launch(at, stream, &op);
     fake_hang_up(&node.worker);
     /* Nobody is inside the library: its watchdog has to do it. */
     while (cuda->stream_query(stream) == CUDA_ERROR_NOT_READY)
@@ -480,16 +498,12 @@ START_TEST(words_stay_until_slow_streams_have_come_past_them)
 {
     setenv("GRADD_FAKE_CUDA_DELAY_US", "30000", 1);
     join();
-    CUstream stream;
-    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUstream stream = new_stream();
     CUdeviceptr at = allocate(BYTES);
     first_op(at);
     for (int i = 0; i < 4; i++) {
-        start(at, at);
-        struct seen op = take_submit();
-        gradd_handle handle = end();
-        fake_enqueued(&node, op.id);
-        ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
+        struct seen op;
+        gradd_handle handle = launch(at, stream, &op);
         finish(&op);
         expect_end(handle);
     }
@@ -516,8 +530,7 @@ START_TEST(waiting_for_an_op_spoils_no_capture_of_another_stream)
     memcpy(&begin, &symbol, sizeof begin);
     symbol = function_of_driver("cuStreamEndCapture");
     memcpy(&finish_capture, &symbol, sizeof finish_capture);
-    CUstream stream;
-    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUstream stream = new_stream();
     gradd_handle handle = bounce_op(map_chunks(1, BYTES, CU_MEM_HANDLE_TYPE_NONE));
     ok(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     expect_end(handle); /* which asks an event */
@@ -583,9 +596,7 @@ START_TEST(a_full_ring_is_followed_by_another_and_slots_are_used_again)
     uint32_t first_queue = queue_id;
     /* Its slot is free again: the ring takes as many as it has slots. */
     for (unsigned i = 0; i < CUDA_SLOTS; i++) {
-        start(at, at);
-        ops[i] = take_submit();
-        handles[i] = end();
+        handles[i] = submit(at, &ops[i]);
         ck_assert_uint_eq(ops[i].queue, first_queue);
         ck_assert_uint_eq(ops[i].ticket, i + 2);
     }
@@ -625,8 +636,7 @@ END_TEST
 START_TEST(a_step_makes_nothing_and_waits_for_nothing)
 {
     join();
-    CUstream stream;
-    ok(cuda->stream_create(&stream, CU_STREAM_NON_BLOCKING, 0));
+    CUstream stream = new_stream();
     CUdeviceptr at = allocate(BYTES);
     first_op(at);
     static const char *const counted[] = {"event_creations",   "imports",
@@ -637,11 +647,8 @@ START_TEST(a_step_makes_nothing_and_waits_for_nothing)
     for (unsigned i = 0; i < N_COUNTED; i++)
         before[i] = fake_count(counted[i]);
     for (unsigned i = 0; i < 3 * CUDA_SLOTS; i++) {
-        start(at, at);
-        struct seen op = take_submit();
-        gradd_handle handle = end();
-        fake_enqueued(&node, op.id);
-        ck_assert_int_eq(gradd_wait_stream(node.g, handle, stream, 10), GRADD_OK);
+        struct seen op;
+        gradd_handle handle = launch(at, stream, &op);
         finish(&op);
         expect_end(handle);
     }
