@@ -27,6 +27,17 @@ static double wall_clock_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* We dialled the same daemon by another of its addresses, for other jobs: both links stay. */
+static bool is_further(const struct peer_link *link)
+{
+    const struct peer_link *other;
+    TAILQ_FOREACH(other, &link->peers->links, link)
+    if (other != link && other->is_dialled && other->state == PEER_UP && !other->is_ending &&
+        memcmp(other->node_id, link->node_id, PEER_NODE_ID_BYTES) == 0)
+        return link->is_dialled;
+    return false;
+}
+
 void peer_link_push_hello(struct peer_link *link)
 {
     struct peers *peers = link->peers;
@@ -38,6 +49,7 @@ void peer_link_push_hello(struct peer_link *link)
     hello.node_id = (ProtobufCBinaryData){sizeof peers->node_id, peers->node_id};
     hello.clock_s = wall_clock_s();
     hello.peer_port = peers_is_listening(peers) ? peers_port(peers) : 0;
+    hello.is_further = is_further(link);
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_PEER_HELLO;
     envelope.peer_hello = &hello;
@@ -109,8 +121,12 @@ static void on_hello(struct peer_link *link, const Pb__PeerHello *hello)
         return;
     }
     link->port = (uint16_t)hello->peer_port;
-    if (!link->is_dialled)
+    if (link->is_dialled)
+        peer_link_push_hello(link);
+    else if (!hello->is_further)
         replace_older(link);
+    if (link->is_ending)
+        return;
     peer_link_set_state(link, PEER_UP);
     link->used_ns = link->up_ns = link->since_ns;
     log_info("peer", "node %s (%s, gradd %s) is up", link->name, link->address_text, link->version);

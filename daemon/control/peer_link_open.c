@@ -121,7 +121,8 @@ static void secure(struct peer_link *link)
         return;
     peer_link_set_state(link, PEER_GREETING);
     watch_arm(link->timer, STEP_LIMIT_NS);
-    peer_link_push_hello(link);
+    if (!link->is_dialled)
+        peer_link_push_hello(link); /* who dialled first hears whom it has reached */
     peer_link_receive(link);
 }
 

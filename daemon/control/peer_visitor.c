@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "control/peer_tls.h"
 
 static const uint64_t LIMIT_NS = UINT64_C(5) * 1000000000;
@@ -26,6 +27,7 @@ struct visitor {
     int fd;
     struct watch *watch, *limit;
     struct peer_address address;
+    uint64_t since_ns;
     uint8_t hello_bytes[LINK_HELLO_BYTES];
     uint8_t answer[LINK_ANSWER_BYTES];
     uint8_t proof[LINK_PROOF_BYTES];
@@ -211,24 +213,46 @@ static unsigned count_strangers(const struct peers *peers)
     unsigned n = peers->n_visitors;
     const struct peer_link *link;
     TAILQ_FOREACH(link, &peers->links, link)
-    n += !link->is_dialled && (link->state == PEER_SECURING || link->state == PEER_GREETING);
+    n += !link->is_dialled && !link->is_ending &&
+         (link->state == PEER_SECURING || link->state == PEER_GREETING);
     return n;
 }
 
-/* Under a flood the oldest that has said nothing makes room. */
-static bool make_room(struct peers *peers)
+/* Who has said nothing, else who came first. */
+static struct visitor *choose_visitor(const struct peers *peers)
 {
     struct visitor *visitor;
+    TAILQ_FOREACH(visitor, &peers->visitors, link)
+    if (visitor->state == VISITOR_SILENT)
+        return visitor;
+    return TAILQ_FIRST(&peers->visitors);
+}
+
+/* The first that has not shown that it knows the key. */
+static struct peer_link *choose_link(const struct peers *peers)
+{
+    struct peer_link *link;
+    TAILQ_FOREACH(link, &peers->links, link)
+    if (!link->is_dialled && !link->is_ending && link->state == PEER_SECURING)
+        return link;
+    return NULL;
+}
+
+/* Under a flood one that has said nothing makes room, else the oldest: who is honest needs a
+ * moment only, and whoever waits shall not keep the others out. */
+static bool make_room(struct peers *peers)
+{
     if (count_strangers(peers) < VISITORS_MAX)
         return true;
-    TAILQ_FOREACH(visitor, &peers->visitors, link)
-    {
-        if (visitor->state != VISITOR_SILENT)
-            continue;
-        turn_away(visitor, "too many connections that say nothing");
-        return true;
-    }
-    return false;
+    struct visitor *visitor = choose_visitor(peers);
+    struct peer_link *link = choose_link(peers);
+    bool is_silent = visitor && visitor->state == VISITOR_SILENT;
+    if (visitor && (is_silent || !link || visitor->since_ns <= link->since_ns))
+        turn_away(visitor, is_silent ? "too many connections that say nothing"
+                                     : "too many connections that do not prove who they are");
+    else if (link)
+        peer_link_end(link, "too many connections that do not prove who they are");
+    return visitor || link;
 }
 
 void peer_visitor_new(struct peers *peers, int take_fd)
@@ -244,6 +268,7 @@ void peer_visitor_new(struct peers *peers, int take_fd)
     }
     visitor->peers = peers;
     visitor->fd = take_fd;
+    visitor->since_ns = clock_now_ns();
     visitor->address.bytes = sizeof visitor->address.socket;
     getpeername(take_fd, (struct sockaddr *)&visitor->address.socket, &visitor->address.bytes);
     TAILQ_INSERT_TAIL(&peers->visitors, visitor, link);

@@ -102,12 +102,13 @@ static const struct peers_ops ops = {
     .on_data_link = on_data_link,
 };
 
-static void start_at(struct node *node, const char *name, uint8_t key, uint16_t port)
+static void start_on(struct node *node, const char *name, uint8_t key, const char *host,
+                     uint16_t port)
 {
     memset(node, 0, sizeof *node);
     config_init(&node->config);
     node->config.peer_port = port;
-    snprintf(node->config.peer_address, sizeof node->config.peer_address, "127.0.0.1");
+    snprintf(node->config.peer_address, sizeof node->config.peer_address, "%s", host);
     node->config.peer_heartbeat_ms = 50;
     node->config.peer_dead_ms = 300;
     node->is_used = true;
@@ -121,6 +122,11 @@ static void start_at(struct node *node, const char *name, uint8_t key, uint16_t 
     node->peers.key.is_set = key != 0;
     memset(node->peers.key.key, key, sizeof node->peers.key.key);
     ck_assert_int_eq(peers_start(&node->peers, true, -1), 0);
+}
+
+static void start_at(struct node *node, const char *name, uint8_t key, uint16_t port)
+{
+    start_on(node, name, key, "127.0.0.1", port);
 }
 
 static void start(struct node *node, const char *name, uint8_t key)
@@ -306,6 +312,32 @@ START_TEST(a_daemon_that_connects_anew_replaces_its_older_link)
     ck_assert_uint_eq(b.n_lost, 1);
     ck_assert_int_eq(older->state, PEER_LOST);
     ck_assert_int_eq(b.up->state, PEER_UP);
+}
+END_TEST
+
+static struct peer_link *dial_address(struct node *from, const char *host, uint16_t port)
+{
+    char error[256];
+    struct resolved target = {.n_addresses = 1};
+    ck_assert(resolve_number(host, port, &target.addresses[0]));
+    return peers_dial(&from->peers, &target, error, sizeof error);
+}
+
+START_TEST(two_addresses_of_one_daemon_are_two_links)
+{
+    stop(&b);
+    start_on(&b, "b", 1, "0.0.0.0", 0);
+    /* Of two jobs; at the same time, and one after the other. */
+    struct peer_link *first = dial_address(&a, "127.0.0.1", peers_port(&b.peers));
+    struct peer_link *second = dial_address(&a, "127.0.0.2", peers_port(&b.peers));
+    TURN_UNTIL(b.n_up == 2);
+    struct peer_link *third = dial_address(&a, "127.0.0.3", peers_port(&b.peers));
+    TURN_UNTIL(b.n_up == 3);
+    push_leave(first, 5);
+    push_leave(second, 6);
+    push_leave(third, 7);
+    TURN_UNTIL(b.n_messages == 3);
+    ck_assert_uint_eq(a.n_lost + b.n_lost, 0);
 }
 END_TEST
 
@@ -506,6 +538,25 @@ START_TEST(a_flood_of_silent_connections_leaves_room)
 }
 END_TEST
 
+START_TEST(a_flood_that_begins_to_speak_leaves_room)
+{
+    static const char *const words[] = {"GRADDLNK", "\x16\x03\x01", "\x16"};
+    int fds[300];
+    for (size_t i = 0; i < 300; i++) {
+        const char *word = words[i % 3];
+        fds[i] = visit(&a);
+        ck_assert_int_gt(send(fds[i], word, strlen(word), MSG_NOSIGNAL), 0);
+        loop_step(loop, false);
+    }
+    struct peer_link *link = dial(&b, &a);
+    TURN_UNTIL(a.n_up == 1);
+    ck_assert_str_eq(link->error, ""); /* at the first attempt */
+    ck_assert_uint_le(a.peers.n_visitors, 256);
+    for (size_t i = 0; i < 300; i++)
+        close(fds[i]);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ data connections */
 
 static uint8_t hello_bytes[LINK_HELLO_BYTES];
@@ -607,6 +658,7 @@ int main(void)
         a_daemon_that_is_not_there_yet_is_tried_again,
         a_link_to_itself_is_found_out,
         a_daemon_that_connects_anew_replaces_its_older_link,
+        two_addresses_of_one_daemon_are_two_links,
         without_a_key_only_this_machine_is_spoken_to,
         without_a_key_only_the_loopback_interface_is_listened_on,
         another_version_is_answered_in_words,
@@ -615,6 +667,7 @@ int main(void)
         a_message_that_is_none_ends_the_link,
         strangers_are_turned_away_and_nothing_else_happens,
         a_flood_of_silent_connections_leaves_room,
+        a_flood_that_begins_to_speak_leaves_room,
         a_data_connection_that_proves_itself_is_passed_on_unread,
         a_data_connection_without_the_secret_is_refused,
         a_data_connection_that_comes_early_waits_for_its_epoch,
