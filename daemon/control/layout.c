@@ -86,8 +86,9 @@ void layout_number_locally(struct layout *layout, const bool *is_known)
 
 static const char *find_fault(const Pb__Layout *packed)
 {
-    if (packed->epoch == 0 || packed->size < 2 || packed->size > MEMBERSHIP_SIZE_MAX)
-        return "no epoch, or a size out of range";
+    if (packed->epoch == 0 || packed->epoch > MEMBERSHIP_EPOCH_MAX || packed->size < 2 ||
+        packed->size > MEMBERSHIP_SIZE_MAX)
+        return "an epoch or a size out of range";
     if (packed->n_ranks != packed->size)
         return "as many ranks as it says";
     if (packed->n_nodes < 2 || packed->n_nodes > packed->size)

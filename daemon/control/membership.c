@@ -192,6 +192,10 @@ static int check_slot(const struct membership *m, const struct member *member, s
     const struct roster *gathering = &m->gathering;
     const struct member *holder = NULL;
     char me[300], them[300];
+    if (member->last_epoch > MEMBERSHIP_EPOCH_MAX)
+        return fail(fault, GRADD_ERR_INVALID, "job %s: rank %u %s names epoch %llu, out of range",
+                    m->name, member->rank, who(member, me, sizeof me),
+                    (unsigned long long)member->last_epoch);
     if (!m->has_failed && member->rank < m->running.size)
         holder = m->running.of_rank[member->rank];
     /* News from different nodes come in any order: the holder may have left already. Then its

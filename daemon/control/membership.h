@@ -29,6 +29,9 @@ enum {
     FAULT_TEXT_MAX = 640,
 };
 
+/* Of epochs that other nodes name: the next one is always another number. */
+#define MEMBERSHIP_EPOCH_MAX (UINT64_MAX / 2)
+
 enum job_state {
     JOB_LINGERING, /* nobody is here; the worker stays for a while */
     JOB_GATHERING, /* ranks wait for others; no epoch is alive */

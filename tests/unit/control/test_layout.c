@@ -128,6 +128,10 @@ static void spoil_epoch(Pb__Layout *p)
 {
     p->epoch = 0;
 }
+static void spoil_last_epoch(Pb__Layout *p)
+{
+    p->epoch = UINT64_MAX;
+}
 static void spoil_size(Pb__Layout *p)
 {
     p->size = 5;
@@ -194,9 +198,10 @@ static void spoil_address(Pb__Layout *p)
 START_TEST(a_layout_that_contradicts_itself_is_refused)
 {
     static void (*const spoilers[])(Pb__Layout *) = {
-        spoil_epoch,    spoil_size,    spoil_size_1, spoil_nodes,   spoil_node_rank,
-        spoil_own_rank, spoil_link_id, spoil_secret, spoil_streams, spoil_no_streams,
-        spoil_port,     spoil_place,   spoil_first,  spoil_empty,   spoil_name,
+        spoil_epoch,  spoil_last_epoch, spoil_size,       spoil_size_1,
+        spoil_nodes,  spoil_node_rank,  spoil_own_rank,   spoil_link_id,
+        spoil_secret, spoil_streams,    spoil_no_streams, spoil_port,
+        spoil_place,  spoil_first,      spoil_empty,      spoil_name,
     };
     for (size_t i = 0; i < sizeof spoilers / sizeof *spoilers; i++) {
         struct layout *layout = make(0), *back = NULL;

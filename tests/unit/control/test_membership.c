@@ -296,6 +296,15 @@ START_TEST(an_epochs_number_is_above_all_that_its_nodes_know)
 }
 END_TEST
 
+START_TEST(a_number_after_which_no_epoch_can_come_is_refused)
+{
+    members[0].last_epoch = UINT64_MAX;
+    ck_assert_int_eq(join(0, 0, 2), GRADD_ERR_INVALID);
+    assert_says("out of range");
+    ck_assert_uint_eq(m.gathering.n, 0);
+}
+END_TEST
+
 START_TEST(a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant)
 {
     static const bool takes[4] = {[1] = true, [3] = true};
@@ -414,6 +423,7 @@ int main(void)
         a_rank_may_move_before_its_leave_from_another_node_is_known,
         ranks_of_one_gathering_name_one_coordinator,
         an_epochs_number_is_above_all_that_its_nodes_know,
+        a_number_after_which_no_epoch_can_come_is_refused,
         a_nodes_part_of_an_epoch_begins_without_those_that_are_not_meant,
         random_histories_keep_the_invariant,
     };
