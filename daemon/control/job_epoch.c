@@ -135,7 +135,8 @@ void job_fail(struct job *job, const struct job_failure *failure, enum job_telle
         send_abort(job);
     const struct member *culprit =
         failure->rank >= 0 ? membership_find(m, m->epoch, (uint32_t)failure->rank) : NULL;
-    if (!job->worker || teller == TELL_AT_ONCE)
+    /* A worker whose channel has ended will tell nobody, though it has not been reaped yet. */
+    if (!job->worker || !job->abort.is_pending || teller == TELL_AT_ONCE)
         tell_all_failed(job);
     else if (culprit)
         tell_failed(job, culprit); /* the worker has lost it */
@@ -363,6 +364,10 @@ static void start_epoch(struct job *job)
     struct log_fields fields = job_fields(job);
     job->n_restarts = 0;
     job->n_stalled = 0;
+    /* What is left of the epoch before: a link that its nodes closed as they left is no loss now.
+     */
+    watch_disarm(job->lost_link.limit);
+    watch_disarm(job->ping);
     log_line(LOG_LEVEL_INFO, "job", &fields, "epoch begins with %u ranks on %u nodes, of uid %u",
              m->running.size, job->layout ? job->layout->n_nodes : 1, (unsigned)job->key.uid);
     int rc = 0;

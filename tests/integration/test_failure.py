@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -201,6 +203,35 @@ def test_a_killed_worker_fails_the_epoch_and_the_job_joins_again_at_once(world: 
         assert result["at"] - since < 1.0
     other_job_lives(bystanders)
     assert rejoin(trainers) == [2, 2]
+
+
+def break_channel(worker: int) -> None:
+    """End the worker's channel to the daemon (its descriptor 3) while both processes live."""
+    pidfd = os.pidfd_open(worker)
+    pidfd_getfd = ctypes.CDLL(None, use_errno=True).syscall
+    channel = pidfd_getfd(438, pidfd, 3, 0)  # SYS_pidfd_getfd
+    assert channel >= 0, os.strerror(ctypes.get_errno())
+    with socket.socket(fileno=channel) as end:
+        end.shutdown(socket.SHUT_RDWR)
+    os.close(pidfd)
+
+
+def test_a_rank_lost_while_the_worker_is_deaf_is_told_to_the_others(world: World) -> None:
+    """The worker's channel has ended and the worker not yet: nobody else can tell the ranks."""
+    daemon = world.daemon()
+    trainers = prepared_job(world, daemon, 2)
+    worker = daemon.worker_pid()
+    submit(trainers[0], "x")
+    trainers[0].send("wait", handle="x")
+    os.kill(worker, signal.SIGSTOP)
+    break_channel(worker)
+    since = time.time()
+    trainers[1].kill()
+    expect_rank_lost([trainers[0].reply()], 1, trainers[1].pid, since, "killed")
+    trainers[1] = world.trainer(daemon)
+    trainers[0].call("shutdown")
+    results = world.join(trainers)
+    assert [(r["status"], r["epoch"]) for r in results] == [(0, 2)] * 2, results
 
 
 def test_a_worker_that_dies_again_and_again_hurts_only_its_job(world: World) -> None:

@@ -151,6 +151,47 @@ def test_each_next_epoch_may_have_another_coordinator(two: tuple[Node, Node]) ->
     assert epochs == [1, 2, 3]
 
 
+def test_links_that_closed_in_order_do_not_fail_the_next_epoch(world: World) -> None:
+    nodes = [Node(world, name) for name in ("left", "middle", "right")]
+    trainers = [node.trainer() for node in nodes]
+    for _ in range(3):
+        send_join(trainers, nodes[0].address)
+        assert_joined(replies(trainers))
+        assert [r["status"] for r in settle(trainers, "barrier")] == [0, 0, 0]
+        # The workers hear that the last one leaves; its daemon tells so a little later.
+        os.kill(nodes[2].daemon.pid, signal.SIGSTOP)
+        trainers[2].send("shutdown")
+        time.sleep(0.1)
+        os.kill(nodes[2].daemon.pid, signal.SIGCONT)
+        trainers[2].reply()
+        settle(trainers[:2], "shutdown")
+        send_join(trainers, nodes[0].address)
+        assert_joined(replies(trainers))
+        end = time.time() + 0.5
+        while time.time() < end:
+            assert [r["status"] for r in settle(trainers, "barrier")] == [0, 0, 0]
+        settle(trainers, "shutdown")
+
+
+def test_two_addresses_of_the_coordinator_serve_two_jobs(world: World) -> None:
+    """As on nodes with several networks: neither job disturbs the other."""
+    path = os.path.join(world.daemon().home, "key")
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o400), "w") as file:
+        file.write("secret" * 8)
+    left, right = (Node(world, name, cluster_key_file=path, peer_address="0.0.0.0")
+                   for name in ("left", "right"))
+    jobs = {}
+    for job, host in (("one", "127.0.0.1"), ("two", "127.0.0.2")):
+        jobs[job] = [left.trainer(), right.trainer()]
+        for rank, trainer in enumerate(jobs[job]):
+            trainer.send("init", **trainer.init_arguments(rank, 2, job,
+                                                          coordinator=f"{host}:{left.port}"))
+        assert_joined(replies(jobs[job]))
+    for trainers in jobs.values():
+        assert [r["status"] for r in settle(trainers, "barrier")] == [0, 0]
+        settle(trainers, "shutdown")
+
+
 def test_a_coordinator_that_is_not_there_is_told_in_time(two: tuple[Node, Node]) -> None:
     _, right = two
     with socket.socket() as closed:
