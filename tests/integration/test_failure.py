@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import socket
 import time
 from typing import Any
 
@@ -14,7 +12,8 @@ import pytest
 
 import gradd_ctypes as api
 from gradd_ctypes import STATUS
-from harness import Daemon, Trainer, World, eventually, settle, state_of, wait_for_exit
+from harness import Daemon, Trainer, World, eventually, settle, shut_down_socket, state_of, \
+    wait_for_exit
 
 SPEC = {"kind": api.ALLREDUCE, "dtype": api.F32, "redop": api.SUM, "in": "a", "out": "a",
         "count": 1000}
@@ -205,17 +204,6 @@ def test_a_killed_worker_fails_the_epoch_and_the_job_joins_again_at_once(world: 
     assert rejoin(trainers) == [2, 2]
 
 
-def break_channel(worker: int) -> None:
-    """End the worker's channel to the daemon (its descriptor 3) while both processes live."""
-    pidfd = os.pidfd_open(worker)
-    pidfd_getfd = ctypes.CDLL(None, use_errno=True).syscall
-    channel = pidfd_getfd(438, pidfd, 3, 0)  # SYS_pidfd_getfd
-    assert channel >= 0, os.strerror(ctypes.get_errno())
-    with socket.socket(fileno=channel) as end:
-        end.shutdown(socket.SHUT_RDWR)
-    os.close(pidfd)
-
-
 def test_a_rank_lost_while_the_worker_is_deaf_is_told_to_the_others(world: World) -> None:
     """The worker's channel has ended and the worker not yet: nobody else can tell the ranks."""
     daemon = world.daemon()
@@ -224,7 +212,7 @@ def test_a_rank_lost_while_the_worker_is_deaf_is_told_to_the_others(world: World
     submit(trainers[0], "x")
     trainers[0].send("wait", handle="x")
     os.kill(worker, signal.SIGSTOP)
-    break_channel(worker)
+    shut_down_socket(worker, 3)  # its channel to the daemon
     since = time.time()
     trainers[1].kill()
     expect_rank_lost([trainers[0].reply()], 1, trainers[1].pid, since, "killed")
