@@ -276,6 +276,16 @@ static void forget_lost(struct peers *peers, const struct resolved *targets)
     }
 }
 
+/* Those that may be dialled: a name can have addresses of this machine and others. */
+static struct resolved choose_targets(const struct peers *peers, const struct resolved *targets)
+{
+    struct resolved chosen = {.n_addresses = 0};
+    for (unsigned i = 0; i < targets->n_addresses; i++)
+        if (peers->key.is_set || resolve_is_loopback(&targets->addresses[i]))
+            chosen.addresses[chosen.n_addresses++] = targets->addresses[i];
+    return chosen;
+}
+
 struct peer_link *peers_dial(struct peers *peers, const struct resolved *targets, char *out_error,
                              size_t size)
 {
@@ -290,14 +300,15 @@ struct peer_link *peers_dial(struct peers *peers, const struct resolved *targets
                  "a key (cluster_key_file)");
         return NULL;
     }
-    if (!peers->key.is_set && !resolve_is_loopback(&targets->addresses[0])) {
+    const struct resolved chosen = choose_targets(peers, targets);
+    if (chosen.n_addresses == 0) {
         snprintf(out_error, size,
                  "this daemon has no key (cluster_key_file) and speaks to daemons on this machine "
                  "only");
         return NULL;
     }
     forget_lost(peers, targets);
-    link = peer_link_dial(peers, targets);
+    link = peer_link_dial(peers, &chosen);
     if (!link)
         snprintf(out_error, size, "the daemon is out of memory");
     return link;

@@ -356,6 +356,13 @@ START_TEST(without_a_key_only_this_machine_is_spoken_to)
     ck_assert(resolve_number("192.0.2.1", 7010, &far.addresses[0]));
     ck_assert_ptr_null(peers_dial(&a.peers, &far, error, sizeof error));
     ck_assert_ptr_nonnull(strstr(error, "no key (cluster_key_file)"));
+    /* A name of which only some addresses are of this machine. */
+    struct resolved both = {.n_addresses = 2, .addresses = {far.addresses[0]}};
+    ck_assert(resolve_number("127.0.0.1", 1, &both.addresses[1]));
+    struct peer_link *link = peers_dial(&a.peers, &both, error, sizeof error);
+    ck_assert_ptr_nonnull(link);
+    ck_assert_uint_eq(link->targets.n_addresses, 1);
+    ck_assert(resolve_is_loopback(&link->targets.addresses[0]));
 }
 END_TEST
 
