@@ -21,6 +21,13 @@ bool central_offers(const struct layout *layout, const struct signature *signatu
            fits(signature->kind, signature->dtype, signature->count);
 }
 
+bool central_awaits(const struct request *request, size_t bytes)
+{
+    const uint32_t kind = request->submitted.kind, dtype = request->submitted.dtype;
+    return !request->submitted.is_device && is_plain(request) && request->part.out.base &&
+           fits((int)kind, (int)dtype, request->submitted.count) && bytes == request->bytes;
+}
+
 bool central_accepts(const Pb__RemoteSubmit *submit)
 {
     return submit->data.len == 0 ||

@@ -21,6 +21,9 @@
 bool central_offers(const struct layout *layout, const struct signature *signature,
                     const struct request *request);
 
+/* On a node that follows: may so much be this request's result? */
+bool central_awaits(const struct request *request, size_t bytes);
+
 /* On the coordinator: may a submission carry so much data? */
 bool central_accepts(const Pb__RemoteSubmit *submit);
 

@@ -405,6 +405,10 @@ static void submit_one(struct node *node, const Pb__RemoteSubmit *submit)
         protest(node, "submits for a rank or under a name that is not its own");
         return;
     }
+    if (submit->request == 0) { /* which stands for a rank that is out of data */
+        protest(node, "submits without a number to answer to");
+        return;
+    }
     if (!central_accepts(submit)) {
         protest(node, "submits data that does not belong to its op");
         return;

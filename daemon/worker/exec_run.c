@@ -144,6 +144,8 @@ static void fill_run_parts(struct exec *exec, struct run *run, struct plan_op *o
         part->node = exec->node_of && !run->is_central ? exec->node_of[op->ranks[i]] : 0;
         if (!request)
             continue;
+        if (request->member->is_remote && !run->is_central) /* what it has offered is not used */
+            part->in = part->out = (struct backend_span){0};
         request->run = run;
         request->is_central = run->is_central;
         if (request->check_finite)

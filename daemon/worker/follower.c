@@ -2,6 +2,7 @@
 #include "worker/follower.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,6 +213,8 @@ static void note_submitted(struct request *request, const struct process_set *se
     request->submitted.root = s->root;
     request->submitted.count = s->count;
     request->submitted.out_count = s->out_capacity;
+    request->submitted.n_counts = s->n_counts;
+    request->submitted.is_device = s->is_device;
     for (uint32_t i = 0; s->kind == GRADD_REDUCE_SCATTER && i < set->n_ranks; i++)
         if (set->ranks[i] == request->member->rank)
             request->submitted.out_count = i < s->n_counts ? s->counts[i] : 0;
@@ -225,8 +228,8 @@ int follower_submit(struct follower *f, const struct member *member, uint32_t se
         return f->failed;
     }
     const struct process_set *found = process_sets_find(&f->sets, set);
-    if (strlen(name) > PLAN_NAME_MAX || !found) {
-        *out_text = found ? "a name has at most 255 bytes" : "there is no such process set";
+    if (!name[0] || strlen(name) > PLAN_NAME_MAX || !found) { /* an empty one stands for an id */
+        *out_text = found ? "a name must have 1 to 255 bytes" : "there is no such process set";
         return GRADD_ERR_INVALID;
     }
     Pb__RemoteSubmit submit = PB__REMOTE_SUBMIT__INIT, *pointer = &submit;
@@ -317,12 +320,31 @@ static bool is_counted(int kind)
     return kind == GRADD_ALLGATHER || kind == GRADD_ALLTOALL;
 }
 
+/* Do n counts give away `count` elements? */
+static bool add_up_to(const uint64_t *counts, size_t n, uint64_t count)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        if (__builtin_add_overflow(sum, counts[i], &sum))
+            return false;
+    return sum == count;
+}
+
+/* An all-to-all gives to each rank what this one has said, and that is all it has. */
+static bool fits_counts(const struct request *request, const struct plan_part *part, uint32_t n)
+{
+    return request->submitted.n_counts == n &&
+           memcmp(request->part.counts, part->counts, n * sizeof *part->counts) == 0 &&
+           add_up_to(part->counts, n, part->count);
+}
+
 /* The op is what this rank has submitted: nothing outside of its memory is touched. */
 static bool fits(const struct request *request, const struct follower_op *op, uint32_t i)
 {
     const struct signature *s = &op->op.signature;
     const struct plan_part *part = &op->op.parts[i];
-    if (request->submitted.kind != (uint32_t)s->kind)
+    if (request->submitted.kind != (uint32_t)s->kind ||
+        request->submitted.is_device != s->is_device)
         return false;
     if (s->kind > GRADD_ALLTOALL)
         return true; /* without data */
@@ -333,6 +355,8 @@ static bool fits(const struct request *request, const struct follower_op *op, ui
         return request->submitted.root == s->root;
     case GRADD_REDUCE_SCATTER:
         return request->submitted.out_count == s->counts[i];
+    case GRADD_ALLTOALL:
+        return fits_counts(request, part, op->op.n_ranks);
     default:
         return true; /* what arrives is compared with out_capacity before the op starts */
     }
@@ -381,16 +405,6 @@ static bool are_ranks(const struct follower *f, const uint32_t *ranks, uint32_t 
     return n > 0;
 }
 
-/* A reduce-scatter gives away all that there is. */
-static bool are_counts(const Pb__Execute *message)
-{
-    uint64_t sum = 0;
-    for (size_t i = 0; i < message->n_counts; i++)
-        if (__builtin_add_overflow(sum, message->counts[i], &sum))
-            return false;
-    return sum == message->count;
-}
-
 static bool is_sane(const struct follower *f, const Pb__Execute *message, const uint32_t *ranks,
                     uint32_t n)
 {
@@ -401,7 +415,9 @@ static bool is_sane(const struct follower *f, const Pb__Execute *message, const 
     const size_t bytes = dtype_bytes(message->dtype);
     if (bytes == 0 || message->redop > GRADD_AVG || message->count > INT64_MAX / bytes)
         return false;
-    return message->kind != GRADD_REDUCE_SCATTER || (message->n_counts == n && are_counts(message));
+    /* A reduce-scatter gives away all that there is. */
+    return message->kind != GRADD_REDUCE_SCATTER ||
+           (message->n_counts == n && add_up_to(message->counts, n, message->count));
 }
 
 /* NULL: a message that makes no sense, or no memory. */
@@ -479,13 +495,18 @@ static void protest(struct follower *f, const char *text)
     conn_close(f->conn, text);
 }
 
+static void drop_request(struct request *request)
+{
+    member_complete(request, GRADD_ERR_PROTOCOL,
+                    "the coordinator's worker runs another op than was submitted", NULL);
+}
+
 /* The op is not what its requests were; NULL-safe. */
 static void drop_op(struct follower_op *op)
 {
     for (uint32_t i = 0; op && i < op->op.n_ranks; i++)
         if (op->op.parts[i].request)
-            member_complete(op->op.parts[i].request, GRADD_ERR_PROTOCOL,
-                            "the coordinator's worker runs another op than was submitted", NULL);
+            drop_request(op->op.parts[i].request);
     if (op)
         op_free(op);
 }
@@ -510,6 +531,10 @@ static void on_execute(struct follower *f, const Pb__ExecuteBatch *batch)
 
 static void on_refusal(struct follower *f, const Pb__RemoteFailure *failure)
 {
+    if (failure->code == 0 || failure->code > INT_MAX) {
+        protest(f, "refused requests without a failure");
+        return;
+    }
     for (size_t i = 0; i < failure->n_requests && i < failure->n_ranks; i++) {
         struct request *request = take_pending(f, failure->requests[i], failure->ranks[i]);
         if (request)
@@ -537,7 +562,12 @@ static void on_counted(struct follower *f, const Pb__NonfiniteCount *counted)
 static void on_result(struct follower *f, const Pb__RemoteResult *result)
 {
     struct request *request = take_pending(f, result->request, result->rank);
-    if (!request || !request->part.out.base || result->data.len != request->bytes) {
+    if (!request) {
+        protest(f, "sent a result that does not fit this node's requests");
+        return;
+    }
+    if (!central_awaits(request, result->data.len)) {
+        drop_request(request);
         protest(f, "sent a result that does not fit this node's requests");
         return;
     }

@@ -47,7 +47,8 @@ struct request {
     struct {            /* the same: what it was submitted as, whatever the coordinator says */
         uint32_t kind, dtype;
         int32_t root;
-        uint64_t count, out_count;
+        uint64_t count, out_count, n_counts;
+        bool is_device;
     } submitted;
     UT_hash_handle hh_remote;
     uint64_t *counts;

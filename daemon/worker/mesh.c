@@ -354,6 +354,7 @@ void mesh_arrived(struct mesh *mesh, uint32_t from_node, uint32_t stream, int ta
     if (spoke->state == SPOKE_UP) { /* the other side lost its first attempt and came again */
         close(spoke->fd);
         spoke->fd = take_fd;
+        set_options(spoke->fd, mesh->dead_ns);
         return;
     }
     spoke->fd = take_fd;

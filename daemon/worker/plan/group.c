@@ -99,7 +99,10 @@ int group_submit(struct plan *plan, uint32_t rank, struct process_set *set, uint
         assembly->status = rc;
         snprintf(assembly->text, sizeof assembly->text, "%s", *out_text);
     }
-    if (!assembly_add(assembly, name, s, request) && !assembly->status) {
+    struct signature kept = *s;
+    if (rc < 0) /* its numbers may be more than an entry has room for */
+        kept.n_counts = kept.n_dims = 0;
+    if (!assembly_add(assembly, name, &kept, request) && !assembly->status) {
         assembly->status = GRADD_ERR_NO_MEMORY;
         snprintf(assembly->text, sizeof assembly->text, "%s: no memory for a group", plan->label);
     }

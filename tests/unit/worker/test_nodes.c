@@ -6,6 +6,8 @@
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <math.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +27,7 @@
 
 enum { NODES = 3, RANKS = 4, FLOATS = 50000 }; /* ranks 0 and 1 on node 0 */
 
-static const uint32_t node_of[RANKS] = {0, 0, 1, 2};
+static uint32_t node_of[RANKS] = {0, 0, 1, 2};
 
 struct trainer {
     int fd;
@@ -33,6 +35,8 @@ struct trainer {
     float *memory; /* FLOATS of input, then two outputs of FLOATS: ops under way share none */
     uint64_t n_done, n_failed;
     uint64_t counts[RANKS];
+    uint64_t nonfinite; /* of nonfinite_rank, says the last completion */
+    uint32_t nonfinite_rank;
     bool has_region, epoch_has_failed;
     char text[600];
 };
@@ -180,6 +184,8 @@ static void take_completions(struct trainer *trainer, const Pb__CompletionBatch 
             trainer->n_done++;
         else
             trainer->n_failed++;
+        trainer->nonfinite = completion->nonfinite;
+        trainer->nonfinite_rank = completion->nonfinite_rank;
         snprintf(trainer->text, sizeof trainer->text, "%s", completion->text);
         for (size_t k = 0; k < completion->n_counts && k < RANKS; k++)
             trainer->counts[k] = completion->counts[k];
@@ -485,6 +491,53 @@ START_TEST(small_sums_are_offered_unless_they_must_be_rounded_hidden_or_checked)
 }
 END_TEST
 
+/* Ranks that do not ask have offered their inputs to the coordinator, which does not count them. */
+START_TEST(nan_is_found_where_it_is_also_when_some_ranks_do_not_ask)
+{
+    static const uint32_t mixed[RANKS] = {0, 1, 0, 2}, before[RANKS] = {0, 0, 1, 2};
+    memcpy(node_of, mixed, sizeof node_of);
+    setup();
+    trainers[2].memory[3] = NAN;
+    for (int rank = 0; rank < RANKS; rank++) {
+        Pb__Submit s = sum_of("a", 10);
+        s.check_finite = rank != 1;
+        submit(rank, &s);
+    }
+    run_until(1);
+    for (int rank = 0; rank < RANKS; rank++) {
+        ck_assert_uint_eq(trainers[rank].n_done, 1);
+        ck_assert_uint_eq(trainers[rank].nonfinite, 1);
+        ck_assert_uint_eq(trainers[rank].nonfinite_rank, 2);
+    }
+    teardown();
+    memcpy(node_of, before, sizeof node_of);
+}
+END_TEST
+
+/* The other side has lost the first one and came again. */
+START_TEST(a_second_connection_is_watched_by_the_kernel_like_the_first)
+{
+    static const struct mesh_ops ops;
+    const uint64_t dead_ns = 3000000000;
+    loop = loop_new();
+    struct layout *layout = layout_alloc(7, 2, 2);
+    layout->node_rank = 1;
+    layout->ring_streams = 1;
+    struct mesh *mesh = mesh_new(loop, layout, dead_ns, &ops, NULL);
+    ck_assert_ptr_nonnull(mesh);
+    for (int i = 0; i < 2; i++)
+        mesh_arrived(mesh, 0, 0, socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    int fd = mesh_take(mesh, 0, 0), dead_ms = 0;
+    socklen_t size = sizeof dead_ms;
+    ck_assert_int_eq(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, &size), 0);
+    ck_assert_int_eq(dead_ms, 3000);
+    close(fd);
+    mesh_free(mesh);
+    layout_free(layout);
+    loop_free(loop);
+}
+END_TEST
+
 START_TEST(disagreement_is_told_on_every_node_and_names_both_sides)
 {
     setup();
@@ -615,6 +668,8 @@ int main(void)
         small_sums_run_on_the_coordinator_alone,
         only_what_belongs_to_a_small_sum_is_accepted,
         small_sums_are_offered_unless_they_must_be_rounded_hidden_or_checked,
+        nan_is_found_where_it_is_also_when_some_ranks_do_not_ask,
+        a_second_connection_is_watched_by_the_kernel_like_the_first,
         disagreement_is_told_on_every_node_and_names_both_sides,
         process_set_spans_nodes,
         all_to_all_tells_what_came_from_whom,

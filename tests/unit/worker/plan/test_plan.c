@@ -326,6 +326,22 @@ START_TEST(interrupted_or_impossible_group_is_refused)
 }
 END_TEST
 
+/* Others choose how many there are. */
+START_TEST(group_with_more_dimensions_than_fit_is_refused)
+{
+    const uint64_t dims[10 * PLAN_DIMS_MAX] = {0};
+    struct signature flat = in_group(4, 2), deep = in_group(4, 2);
+    open_plan(2, 0, 0);
+    deep.dims = dims;
+    deep.n_dims = sizeof dims / sizeof *dims;
+    submit(0, "a", deep);
+    ck_assert_int_eq(submit(0, "b", flat), 0);
+    expect_text(expect_failed("a", GRADD_ERR_INVALID), "too many dimensions");
+    expect_failed("b", GRADD_ERR_INVALID);
+    plan_free(plan);
+}
+END_TEST
+
 static void on_stall(void *data, const struct plan_stall *stall)
 {
     char *text = data;
@@ -571,6 +587,7 @@ int main(void)
         group_fails_as_one,
         groups_of_other_sizes_or_names_disagree,
         interrupted_or_impossible_group_is_refused,
+        group_with_more_dimensions_than_fit_is_refused,
         stall_is_reported_once_and_names_who_is_missing,
         timeout_fails_the_op_and_names_who_did_not_come,
         rank_that_left_fails_what_needs_it,
