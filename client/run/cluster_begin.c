@@ -242,6 +242,22 @@ void cluster_give_job(struct cluster *c, struct remote *remote)
         cluster_fail(c, remote, LAUNCH_EXIT_FAILED, "%s", strerror(-rc));
 }
 
+const struct remote *cluster_find_unreachable(const struct cluster *c)
+{
+    const struct remote *found = NULL;
+    bool has_other = false;
+    for (unsigned i = c->hosts->n; i-- > 0;) {
+        const struct remote *remote = &c->remotes[i];
+        bool is_needed =
+            which_daemon(c) == JOB_DAEMON_PRIVATE || (i == 0 && !c->args->coordinator_address);
+        if (!address_is_loopback(remote->address))
+            has_other = true;
+        else if (is_needed)
+            found = remote;
+    }
+    return has_other ? found : NULL;
+}
+
 void cluster_start(struct cluster *c)
 {
     const struct remote *first = &c->remotes[0];

@@ -19,7 +19,13 @@ static void on_ready(struct cluster *c, struct remote *remote, const struct mess
     snprintf(remote->address, sizeof remote->address, "%s", m->text);
     if (c->state != CLUSTER_PREPARING || !cluster_all(c, REMOTE_READY))
         return;
-    if (c->args->is_check)
+    const struct remote *unreachable = cluster_find_unreachable(c);
+    if (unreachable)
+        cluster_fail(c, unreachable, LAUNCH_EXIT_FAILED,
+                     "the other hosts cannot reach it at %s, and no other address of it is known: "
+                     "name it by an address instead",
+                     unreachable->address);
+    else if (c->args->is_check)
         cluster_check_begin(c);
     else
         cluster_start(c);

@@ -93,6 +93,9 @@ void cluster_tear_down(struct cluster *c);
 void cluster_begin(struct cluster *c);
 /* The host's agent has greeted: give it the job. */
 void cluster_give_job(struct cluster *c, struct remote *remote);
+/* All are ready: the one that others have to reach and can not, since all that is known of it is a
+ * loopback address; NULL: there is none. */
+const struct remote *cluster_find_unreachable(const struct cluster *c);
 /* All are ready: start the ranks. */
 void cluster_start(struct cluster *c);
 

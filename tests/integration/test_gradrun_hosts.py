@@ -364,6 +364,17 @@ def test_another_remote_shell(site: Site) -> None:
     assert sorted(result.stdout.splitlines()) == ["[0] here", "[1] here"]
 
 
+def test_a_loopback_address_towards_a_host_known_to_ssh_only(site: Site) -> None:
+    """An alias of ssh's configuration has no address here: then nor has this host one towards it."""
+    namespaces = f"{netns.NETNS_DIR}/{site.nodes.network.tag}"
+    shell = rsh(site, f"export SSH_CONNECTION='0.0.0.0 1 {site.nodes.addresses[0]} 22'\n"
+                      f"exec nsenter --net={namespaces}-n0 sh -c \"$2\"")
+    for mode in ((), ("--check",)):
+        result = site.run("--rsh", shell, *mode, "-H", "localhost:1,alias.invalid:1", "true",
+                          identity=False)
+        expect_one_line(result, "localhost", "127.0.0.1", "name it by an address")
+
+
 def test_gradrun_is_not_on_the_host(site: Site) -> None:
     shell = rsh(site, "exec sh -c \"exec '/elsewhere/gradrun' --agent\"")
     result = site.run("--rsh", shell, "-H", site.hosts(1), "true", identity=False)
