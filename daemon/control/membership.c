@@ -177,6 +177,12 @@ static int check_agreement(const struct membership *m, const struct member *memb
                     "job %s: rank %u %s says the job has %u ranks, %s said %u", m->name,
                     member->rank, who(member, me, sizeof me), member->size, present,
                     gathering->size);
+    if (gathering->coordinator && member->coordinator &&
+        gathering->coordinator != member->coordinator)
+        return fail(fault, GRADD_ERR_DISAGREE,
+                    "job %s: rank %u %s names another address of a coordinator than %s: "
+                    "GRADD_COORDINATOR has to be the same address for all ranks of a node",
+                    m->name, member->rank, who(member, me, sizeof me), present);
     if (gathering->coordinator != member->coordinator)
         return fail(fault, GRADD_ERR_DISAGREE,
                     "job %s: rank %u %s names %s as its coordinator, %s named %s: "

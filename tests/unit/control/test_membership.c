@@ -272,6 +272,10 @@ START_TEST(ranks_of_one_gathering_name_one_coordinator)
 {
     members[0].coordinator = link_b;
     ck_assert_int_eq(join(0, 0, 2), 0);
+    members[1].coordinator = (struct peer_link *)&members[7]; /* neither is this node */
+    ck_assert_int_eq(join(1, 1, 2), GRADD_ERR_DISAGREE);
+    assert_says("rank 1 (pid 101) names another address of a coordinator than rank 0");
+    members[1].coordinator = NULL;
     ck_assert_int_eq(join(1, 1, 2), GRADD_ERR_DISAGREE);
     assert_says("rank 1 (pid 101) names this node as its coordinator, rank 0 named another node");
     members[1].coordinator = link_b;
