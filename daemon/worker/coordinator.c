@@ -243,15 +243,15 @@ static bool begin_comms(struct coordinator *c, struct plan_op *const *ops, size_
         if (!ops[i]->signature.is_device || begin_comm(c, ops[i], &text))
             continue;
         char sentence[400];
-        snprintf(sentence, sizeof sentence, "%s: NCCL has no communicator for \"%.100s\": %s",
-                 c->epoch->label, ops[i]->name, text);
-        epoch_fail(c->epoch, GRADD_ERR_UNAVAILABLE, sentence, -1, 0);
+        snprintf(sentence, sizeof sentence, "NCCL has no communicator for \"%.100s\": %s",
+                 ops[i]->name, text);
+        epoch_fail_here(c->epoch, GRADD_ERR_UNAVAILABLE, sentence);
         return false;
     }
     return true;
 }
 
-void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
+bool coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
 {
     struct batch_memory memory;
     Pb__ExecuteBatch batch = PB__EXECUTE_BATCH__INIT;
@@ -259,12 +259,11 @@ void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size
     for (size_t i = 0; i < n; i++)
         has_memory &= number_finite_check(c, ops[i]);
     if (!begin_comms(c, ops, n))
-        return;
+        return false;
     if (!batch_memory_new(&memory, ops, n) || !has_memory) {
         batch_memory_free(&memory);
-        epoch_fail(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch", -1,
-                   0);
-        return;
+        epoch_fail_here(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch");
+        return false;
     }
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
@@ -279,6 +278,7 @@ void coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size
     for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
         push(&c->nodes[i], PB__ENVELOPE__BODY_EXECUTE_BATCH, &batch);
     batch_memory_free(&memory);
+    return true;
 }
 
 void coordinator_refuse(struct coordinator *c, const struct member *member, uint64_t request,

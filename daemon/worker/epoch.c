@@ -170,6 +170,7 @@ void epoch_turn(struct epoch *epoch)
     exec_turn(epoch->exec);
     epoch_await_cause(epoch);
     epoch_flush_members(epoch);
+    epoch_announce_failure(epoch); /* it may have come up in this turn */
     epoch->is_turning = false;
     if (!epoch->is_retired)
         epoch_watch_stalls(epoch);

@@ -140,6 +140,10 @@ void epoch_turn(struct epoch *epoch);
  */
 void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int pid);
 
+/* The same by this worker, which is named: the daemon is told before the links end, which other
+ * nodes would take for the cause. */
+void epoch_fail_here(struct epoch *epoch, int status, const char *text);
+
 /* What still needs the daemon can not come about any more. */
 void epoch_on_daemon_gone(struct epoch *epoch);
 

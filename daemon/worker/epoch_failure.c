@@ -7,6 +7,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "worker/backend/nccl/nccl.h"
@@ -88,7 +89,11 @@ void epoch_fail(struct epoch *epoch, int status, const char *text, int rank, int
 {
     if (epoch->failure.status)
         return;
-    exec_turn(epoch->exec); /* what all ranks have submitted runs to its end */
+    exec_turn(epoch->exec);      /* what all ranks have submitted runs to its end */
+    if (epoch->failure.status) { /* it could not begin */
+        epoch_announce_failure(epoch);
+        return;
+    }
     epoch->failure.status = status;
     epoch->failure.rank = rank;
     epoch->failure.pid = pid;
@@ -119,6 +124,15 @@ void epoch_fail_by_device(struct epoch *epoch, int status, const char *text)
 {
     epoch->setup->on_failed(epoch->setup->data, epoch->number, status, text);
     epoch_fail(epoch, status, text, -1, 0);
+}
+
+void epoch_fail_here(struct epoch *epoch, int status, const char *text)
+{
+    char sentence[640];
+    snprintf(sentence, sizeof sentence, "%s epoch %llu: worker (node %.80s, pid %d): %s",
+             epoch->label, (unsigned long long)epoch->number, epoch->setup->node, (int)getpid(),
+             text);
+    epoch_fail_by_device(epoch, status, sentence);
 }
 
 /* "D", "S", "Z", … of a process, or 0 when there is none. */

@@ -19,11 +19,10 @@ static void on_exec_flush(void *data)
     epoch_settle(data);
 }
 
-static void on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
+static bool on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
 {
     struct epoch *epoch = data;
-    if (epoch->coordinator)
-        coordinator_execute(epoch->coordinator, ops, n);
+    return !epoch->coordinator || coordinator_execute(epoch->coordinator, ops, n);
 }
 
 static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count)

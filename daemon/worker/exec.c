@@ -147,7 +147,8 @@ static struct batch *batch_new(struct exec *exec, size_t n_ops)
     return batch;
 }
 
-/* Tell who wants to know what starts now, as one batch on every node. False: no memory. */
+/* Tell who wants to know what starts now, as one batch on every node. False: it can not, or there
+ * is no memory. */
 static bool announce(struct exec *exec)
 {
     if (!exec->ops->on_batch)
@@ -164,9 +165,7 @@ static bool announce(struct exec *exec)
     TAILQ_FOREACH(run, &exec->startable, link)
     if (!run->is_central)
         exec->batch_ops[n++] = run->plan_op;
-    if (n > 0)
-        exec->ops->on_batch(exec->data, exec->batch_ops, n);
-    return true;
+    return n == 0 || exec->ops->on_batch(exec->data, exec->batch_ops, n);
 }
 
 static size_t count_device_runs(const struct exec *exec)
@@ -182,11 +181,13 @@ static size_t count_device_runs(const struct exec *exec)
 
 static void fail_startable(struct exec *exec)
 {
+    const int status = exec->aborted ? exec->aborted : GRADD_ERR_NO_MEMORY;
+    const char *text = exec->aborted ? exec->abort_text : "the worker has no memory for a batch";
     struct run *run;
     while ((run = TAILQ_FIRST(&exec->startable))) {
         TAILQ_REMOVE(&exec->startable, run, link);
         exec->n_startable--;
-        exec_end_run(exec, run, GRADD_ERR_NO_MEMORY, "the worker has no memory for a batch");
+        exec_end_run(exec, run, status, text);
     }
 }
 
@@ -248,7 +249,7 @@ static size_t take_ops(struct exec *exec)
 
 void exec_turn(struct exec *exec)
 {
-    if (!exec->backend)
+    if (!exec->backend || exec->is_turning) /* who announces a batch may fail the epoch */
         return;
     size_t n;
     exec->is_turning = true;

@@ -73,6 +73,16 @@ def test_an_error_of_nccl_on_one_node_is_told_on_both(world: World, side: str) -
     nodes.again(trainers)
 
 
+def test_a_communicator_that_can_not_begin_is_told_on_both(world: World) -> None:
+    nodes = Nodes(world, nccl={"left": {"FAIL": "ncclGetUniqueId:1+:2"}})
+    trainers = [nodes.trainer(rank) for rank in range(2)]
+    assert nodes.join(trainers) == {1}
+    since = time.time()
+    submit(trainers)
+    expect_told(failures(trainers, since=since), r"\bepoch 1\b", r"\bnode left\b",
+                "NCCL has no communicator")
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_an_op_that_hangs_on_one_node_is_told_on_both(world: World, side: str) -> None:
     nodes = Nodes(world, nccl={side: {"HANG_AT": 2}}, op_timeout_s=0.5)
