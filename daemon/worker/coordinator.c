@@ -28,6 +28,7 @@ struct coordinator {
     struct epoch *epoch;
     struct node *nodes; /* [n_nodes]; [0] is this node and unused */
     uint64_t seq;       /* of the last ExecuteBatch */
+    uint64_t n_ops;     /* in all of them */
     struct stats_round *stats;
     struct finite_rounds *finite;
     struct device_map devices;
@@ -267,6 +268,7 @@ bool coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size
     }
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
+        ops[i]->number = ++c->n_ops;
         fill_op(&memory.ops[i], ops[i], memory.parts + at, memory.part_pointers + at);
         memory.op_pointers[i] = &memory.ops[i];
         at += ops[i]->n_ranks;
@@ -405,12 +407,9 @@ static void submit_one(struct node *node, const Pb__RemoteSubmit *submit)
         protest(node, "submits for a rank or under a name that is not its own");
         return;
     }
-    if (submit->request == 0) { /* which stands for a rank that is out of data */
-        protest(node, "submits without a number to answer to");
-        return;
-    }
-    if (!central_accepts(submit)) {
-        protest(node, "submits data that does not belong to its op");
+    /* Request 0 stands for a rank that is out of data. */
+    if (submit->request == 0 || !central_accepts(submit)) {
+        protest(node, "submits data that does not belong to its op, or an op without a number");
         return;
     }
     struct request *request = member_remote_request(member, submit->request, submit);

@@ -225,6 +225,7 @@ void exec_begin_slice(struct exec *exec, struct run *run)
 {
     TAILQ_REMOVE(&exec->startable, run, link);
     exec->n_startable--;
+    run->op.number = run->plan_op->number;
     run->op.begin = run->done;
     run->op.end = is_sliced(run->plan_op) ? ready_of(run->plan_op) : 0;
     run->state = RUN_RUNNING;

@@ -39,7 +39,8 @@ struct follower {
     struct name *names;
     uint32_t n_names;
     struct request *pending; /* by remote id: sent, not answered */
-    uint64_t last_remote_id, seq;
+    uint64_t last_remote_id;
+    uint64_t seq, n_ops; /* as the coordinator counts batches and their ops */
     struct process_sets sets;
     TAILQ_HEAD(, follower_op) ops;
     bool is_at_end; /* the op handed out last was the last of its batch */
@@ -524,6 +525,7 @@ static void on_execute(struct follower *f, const Pb__ExecuteBatch *batch)
             protest(f, "sent a batch that does not fit this node's requests");
             return;
         }
+        op->op.number = ++f->n_ops;
         op->is_last = i + 1 == batch->n_ops;
         TAILQ_INSERT_TAIL(&f->ops, op, link);
     }

@@ -54,6 +54,9 @@ struct backend_op {
     /* NULL, or, for each part that has an input, in order: where to add the number of its NaN and
      * infinite elements. Written by any thread. */
     _Atomic uint64_t *nonfinite;
+    /* Of several nodes: the same on all of them, and no other op's. Nodes prove to each other with
+     * it that they mean the same op. */
+    uint64_t number;
     int status; /* out: GRADD_OK, or why the op failed */
     const char *text;
 };

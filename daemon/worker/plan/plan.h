@@ -49,6 +49,7 @@ struct plan_op {
     uint64_t result;            /* GRADD_SET_ADD: the set's id; GRADD_JOIN: the last rank */
     /* The caller's: number of the answer that the op's nodes give together about NaN; 0: none. */
     uint64_t finite_check;
+    uint64_t number; /* the caller's: among the ops that run on several nodes; 0: none */
 };
 
 /* A request that has waited longer than stall_warn. Valid during the callback. */

@@ -126,7 +126,7 @@ static uint32_t mix(uint32_t hash, uint64_t value)
     return (uint32_t)(x >> 32 ^ x);
 }
 
-/* Both ends must mean the same elements of the same kind of op. */
+/* Both ends must mean the same elements of the same op. */
 static uint32_t digest_of(const struct builder *b, struct schedule_pieces pieces)
 {
     uint32_t hash = (uint32_t)b->view->wire;
@@ -134,6 +134,7 @@ static uint32_t digest_of(const struct builder *b, struct schedule_pieces pieces
         const struct schedule_piece *piece = &b->schedule->pieces[pieces.first + i];
         const struct backend_op *op = b->ops[piece->op];
         hash = mix(hash, (uint64_t)op->kind << 16 | (uint64_t)op->dtype << 8 | (uint64_t)op->redop);
+        hash = mix(hash, op->number);
         hash = mix(hash, piece->begin);
         hash = mix(hash, piece->at);
         hash = mix(hash, piece->count);

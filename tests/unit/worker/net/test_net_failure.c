@@ -154,6 +154,38 @@ START_TEST(another_message_than_expected_gives_no_sum)
 }
 END_TEST
 
+/* What it sends next looks like that op's. */
+START_TEST(an_op_that_one_node_does_not_run_gets_no_other_ones_data)
+{
+    for (uint64_t count = 10; count <= 300000; count += 299990) {
+        struct collective *ops = calloc(2, sizeof *ops);
+        cluster_start(&cluster, 2, single, 1, 0, CLUSTER_SOCKETS, 0);
+        struct backend *net = cluster.nodes[1].net;
+        for (unsigned i = 0; i < 2; i++) {
+            struct collective *c = &ops[i];
+            c->dtype = GRADD_F32;
+            c->prescale = c->postscale = 1;
+            c->n_ranks = 2;
+            c->ranks[1] = 1;
+            c->count[0] = c->count[1] = count;
+            collective_prepare(c, &cluster, i);
+            c->ops[0].number = c->ops[1].number = 1 + i;
+            cluster.nodes[1].net = i == 0 ? NULL : net;
+            cluster_run(&cluster, &c, 1);
+        }
+        wait_lost(0);
+        wait_lost(1);
+        cluster_wait(&cluster);
+        ck_assert_uint_eq(cluster.nodes[0].n_failed, 2);
+        ck_assert_uint_eq(cluster.nodes[1].n_failed, 1);
+        cluster_stop(&cluster);
+        for (unsigned i = 0; i < 2; i++)
+            collective_free(&ops[i]);
+        free(ops);
+    }
+}
+END_TEST
+
 START_TEST(peer_without_the_secret_is_lost)
 {
     uint8_t garbage[4096];
@@ -217,6 +249,7 @@ int main(void)
         peer_that_closes_in_the_middle_of_a_chunk,
         node_that_dies_ends_the_ring,
         another_message_than_expected_gives_no_sum,
+        an_op_that_one_node_does_not_run_gets_no_other_ones_data,
         peer_without_the_secret_is_lost,
         abort_does_not_wait_for_a_silent_peer,
         freed_under_way_calls_nobody_back,
