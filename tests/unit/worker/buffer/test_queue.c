@@ -214,8 +214,11 @@ static struct peer start(int with_order, void (*run)(int fd))
     return peer;
 }
 
+/* As the worker does: memory stays until what was launched on it has ended. */
 static void end(struct peer peer)
 {
+    for (const struct cuda_device *d = cuda_device_first(bench.devices); d; d = d->next)
+        OK(d->cuda->stream_synchronize(d->stream));
     region_unpin(regions[0]);
     region_unpin(regions[1]);
     bench_teardown();
