@@ -113,8 +113,6 @@ static void reply_error(struct session *session, int code, const char *text)
 
 /* ------------------------------------------------------------------ losing a rank */
 
-static void begin_loss(struct session *session);
-
 /* By a signal with which launchers end the other ranks once one is lost. */
 static bool was_told_to_end(const struct peer *peer)
 {
@@ -124,30 +122,23 @@ static bool was_told_to_end(const struct peer *peer)
     return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT || WTERMSIG(status) == SIGHUP;
 }
 
-/* Another rank of the job here that has ended by itself, and is not counted as lost yet; NULL. */
-static struct session *find_cause(const struct session *session)
-{
-    const struct roster *running = &session->member.membership->running;
-    for (uint32_t i = 0; i < running->size; i++) {
-        const struct member *member = running->of_rank[i];
-        struct session *other = member ? member->session : NULL;
-        if (other && other != session && member->state == MEMBER_ACTIVE &&
-            peer_has_ended(&other->peer) && !was_told_to_end(&other->peer))
-            return other;
-    }
-    return NULL;
-}
-
-/* True: this rank was ended because of another one, whose loss comes first. */
-static bool is_consequence(struct session *session)
+/*
+ * This rank was ended because of another one here, which has ended by itself and is not counted as
+ * lost yet. That one comes first, by its own watch: it may have left in its last moment.
+ */
+static bool is_consequence(const struct session *session)
 {
     if (session->member.state != MEMBER_ACTIVE || !was_told_to_end(&session->peer))
         return false;
-    struct session *cause = find_cause(session);
-    if (!cause)
-        return false;
-    begin_loss(cause);
-    return true;
+    const struct roster *running = &session->member.membership->running;
+    for (uint32_t i = 0; i < running->size; i++) {
+        const struct member *member = running->of_rank[i];
+        const struct session *other = member ? member->session : NULL;
+        if (other && other != session && member->state == MEMBER_ACTIVE &&
+            peer_has_ended(&other->peer) && !was_told_to_end(&other->peer))
+            return true;
+    }
+    return false;
 }
 
 static void lose(struct session *session)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,30 @@ def test_who_was_ended_because_of_another_is_not_the_cause(world: World, victim:
         os.kill(daemon.pid, signal.SIGCONT)
     line = daemon.log.wait_for(r"epoch failed")
     assert f"rank {victim} " in line and "signal 9" in line, line
+
+
+def waits_in_poll(pid: int) -> bool:
+    """Asleep in poll(), not in the read that a trainer awaits its next order with."""
+    return "poll" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+def test_who_left_in_its_last_moment_is_not_the_cause(world: World) -> None:
+    """Its Leave lies unread in the daemon's socket when both ends are seen."""
+    daemon = world.daemon()
+    trainers = prepared_job(world, daemon, 3)
+    assert not waits_in_poll(trainers[0].pid)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        trainers[0].send("shutdown")
+        eventually(lambda: waits_in_poll(trainers[0].pid), "rank 0 waits for the daemon's answer")
+        os.kill(trainers[0].pid, signal.SIGKILL)
+        os.kill(trainers[1].pid, signal.SIGTERM)
+        for trainer in trainers[:2]:
+            eventually(lambda: state_of(trainer.pid) in "Z", "it has ended")
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    line = daemon.log.wait_for(r"epoch failed")
+    assert "rank 1 " in line and "signal 15" in line, line
 
 
 @pytest.mark.tsan
