@@ -51,7 +51,8 @@ static int add_span(struct strip_list *list, struct backend_span span, uint64_t 
         list->spans = spans;
         list->span_capacity = capacity;
     }
-    span.base += shift_bytes;
+    if (span.base) /* none where a rank has nothing to give */
+        span.base += shift_bytes;
     list->spans[list->n_spans++] = span;
     return 0;
 }
@@ -228,9 +229,9 @@ void strip_list_seal(struct strip_list *list)
 {
     for (size_t i = 0; i < list->n_strips; i++) {
         struct strip *strip = &list->strips[i];
-        strip->in = list->spans + (uintptr_t)strip->in;
-        strip->out = list->spans + (uintptr_t)strip->out;
-        if (strip->n_in == 0 || strip->n_out == 0)
+        strip->in = strip->n_in ? &list->spans[(uintptr_t)strip->in] : NULL;
+        strip->out = strip->n_out ? &list->spans[(uintptr_t)strip->out] : NULL;
+        if (!strip->in || !strip->out)
             strip->end = strip->begin; /* nobody to read from or write to */
         uint64_t n = strip->end - strip->begin, each = elements_per_piece(list, strip);
         strip->first_piece = list->n_pieces;
