@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Print "passed failed skipped" for a results file, counting single test cases.
+"""Print "passed failed skipped" for a results file, counting single test cases; or, with --failed,
+a line for each that failed.
 
 A meson log (testlog.json) counts the cases that each program reports: a TAP plan, check's summary
 line or unittest's; a program that reports none of them counts as one case. A junit file (pytest's) counts
@@ -15,6 +16,9 @@ import xml.etree.ElementTree as ElementTree
 CHECK_SUMMARY = re.compile(r"^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)", re.M)
 UNITTEST = re.compile(r"^Ran (\d+) tests? in .*\n+(?:OK|FAILED)(?: \((.*)\))?$", re.M)
 TAP_PLAN = re.compile(r"^1\.\.(\d+)", re.M)
+SAID = re.compile(r"^.*(?::[FE]:|^not ok|^SUMMARY: |runtime error:|Assertion .* failed).*$", re.M)
+SAID_MAX = 5  # lines of one program
+LINE_MAX = 300
 TAP_LINE = re.compile(r"^(ok|not ok)\b([^\n]*)", re.M)
 
 
@@ -71,9 +75,42 @@ def count_junit(path: str) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
+def short(text: str) -> str:
+    return " ".join(text.split())[:LINE_MAX]
+
+
+def failed_meson(path: str) -> list[str]:
+    """The programs that failed, each with what its cases and the sanitisers said."""
+    lines = []
+    with open(path, encoding="utf-8") as log:
+        for line in log:
+            test = json.loads(line)
+            output = "\n".join((test.get("stdout") or "", test.get("stderr") or ""))
+            result = test["result"]
+            if result in ("OK", "SKIP", "EXPECTEDFAIL"):
+                continue
+            said = [found.group(0) for found in SAID.finditer(output)] or output.splitlines()[-1:]
+            lines += [short(f"{test['name']}: {result}, exit status {test['returncode']}: {what}")
+                      for what in said[:SAID_MAX] or [""]]
+    return lines
+
+
+def failed_junit(path: str) -> list[str]:
+    lines = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        for child in case:
+            if child.tag in ("failure", "error"):
+                lines.append(short(f"{case.get('classname')}::{case.get('name')}: {child.get('message')}"))
+    return lines
+
+
 def main() -> None:
-    path = sys.argv[1]
-    print(*(count_junit(path) if path.endswith(".xml") else count_meson(path)))
+    path = sys.argv[-1]
+    of_pytest = path.endswith(".xml")
+    if sys.argv[1] == "--failed":
+        print(*(failed_junit(path) if of_pytest else failed_meson(path)), sep="\n")
+    else:
+        print(*(count_junit(path) if of_pytest else count_meson(path)))
 
 
 if __name__ == "__main__":
