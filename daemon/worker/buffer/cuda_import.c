@@ -497,6 +497,8 @@ void cuda_import_add_chunks(struct cuda_import_user *user, int *fds, const uint6
                             unsigned n)
 {
     struct cuda_import *import = user->import;
+    if (n == 0)
+        return; /* the rest is still to come */
     struct step *step = n <= CUDA_CHUNKS_AT_ONCE ? calloc(1, sizeof *step) : NULL;
     if (!step || import->mapping.is_legacy || import->state == IMPORT_READY) {
         for (unsigned i = 0; i < n; i++)
