@@ -11,6 +11,7 @@
 #include "worker/backend/nccl/nccl.h"
 #include "worker/device_map.h"
 #include "worker/epoch.h"
+#include "worker/execute_message.h"
 #include "worker/finite_round.h"
 #include "worker/follower.h"
 
@@ -32,7 +33,8 @@ struct coordinator {
     struct stats_round *stats;
     struct finite_rounds *finite;
     struct device_map devices;
-    uint32_t *gpu_of; /* scratch, by rank */
+    uint32_t *gpu_of;    /* scratch, by rank */
+    char too_large[700]; /* why the op handed out last can not run */
 };
 
 static const struct conn_ops node_conn_ops;
@@ -116,83 +118,6 @@ static void push(struct node *node, Pb__Envelope__BodyCase body_case, void *body
 
 /* ------------------------------------------------------------------ to the nodes */
 
-/* Everything that one ExecuteBatch points to, in a few blocks. */
-struct batch_memory {
-    Pb__Execute *ops;
-    Pb__Execute **op_pointers;
-    Pb__ExecutePart *parts;
-    Pb__ExecutePart **part_pointers;
-};
-
-static void batch_memory_free(struct batch_memory *m)
-{
-    free(m->ops);
-    free(m->op_pointers);
-    free(m->parts);
-    free(m->part_pointers);
-}
-
-static bool batch_memory_new(struct batch_memory *m, struct plan_op *const *ops, size_t n)
-{
-    size_t n_parts = 0;
-    for (size_t i = 0; i < n; i++)
-        n_parts += ops[i]->n_ranks;
-    *m = (struct batch_memory){
-        .ops = calloc(n, sizeof *m->ops),
-        .op_pointers = calloc(n, sizeof(*m->op_pointers)),
-        .parts = calloc(n_parts, sizeof *m->parts),
-        .part_pointers = calloc(n_parts, sizeof(*m->part_pointers)),
-    };
-    return m->ops && m->op_pointers && m->parts && m->part_pointers;
-}
-
-static void fill_part(Pb__ExecutePart *message, const struct plan_op *op, uint32_t i)
-{
-    const struct request *request = op->parts[i].request;
-    *message = (Pb__ExecutePart)PB__EXECUTE_PART__INIT;
-    if (!request)
-        return; /* out of data */
-    message->request = request->member->is_remote ? request->id : 1;
-    if (op->signature.kind == GRADD_ALLGATHER || op->signature.kind == GRADD_ALLTOALL)
-        message->count = op->parts[i].count;
-    if (op->signature.kind == GRADD_ALLTOALL) {
-        message->counts = (uint64_t *)request->part.counts;
-        message->n_counts = op->n_ranks;
-    }
-}
-
-static void fill_op(Pb__Execute *message, struct plan_op *op, Pb__ExecutePart *parts,
-                    Pb__ExecutePart **part_pointers)
-{
-    const struct signature *s = &op->signature;
-    *message = (Pb__Execute)PB__EXECUTE__INIT;
-    message->set = op->set;
-    if (op->set != 0) {
-        message->ranks = (uint32_t *)op->ranks;
-        message->n_ranks = op->n_ranks;
-    }
-    message->kind = s->kind;
-    message->dtype = s->dtype;
-    message->redop = s->redop;
-    message->root = s->root;
-    message->count = s->count;
-    message->prescale = s->prescale == 1 ? 0 : s->prescale;
-    message->postscale = s->postscale == 1 ? 0 : s->postscale;
-    if (s->kind == GRADD_REDUCE_SCATTER || s->kind == GRADD_SET_ADD) {
-        message->counts = (uint64_t *)s->counts;
-        message->n_counts = s->n_counts;
-    }
-    message->result = op->result;
-    message->is_device = s->is_device;
-    message->finite_check = op->finite_check;
-    message->parts = part_pointers;
-    message->n_parts = op->n_ranks;
-    for (uint32_t i = 0; i < op->n_ranks; i++) {
-        fill_part(&parts[i], op, i);
-        part_pointers[i] = &parts[i];
-    }
-}
-
 /* False: out of memory. */
 static bool number_finite_check(struct coordinator *c, struct plan_op *op)
 {
@@ -252,35 +177,46 @@ static bool begin_comms(struct coordinator *c, struct plan_op *const *ops, size_
     return true;
 }
 
-bool coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
+size_t coordinator_execute(struct coordinator *c, struct plan_op *const *ops, size_t n)
 {
-    struct batch_memory memory;
-    Pb__ExecuteBatch batch = PB__EXECUTE_BATCH__INIT;
+    struct execute_message message = {.ops = NULL};
     bool has_memory = true;
+    n = execute_count(ops, n);
     for (size_t i = 0; i < n; i++)
         has_memory &= number_finite_check(c, ops[i]);
     if (!begin_comms(c, ops, n))
-        return false;
-    if (!batch_memory_new(&memory, ops, n) || !has_memory) {
-        batch_memory_free(&memory);
+        return 0;
+    if (!has_memory || !execute_message_init(&message, ops, n)) {
+        execute_message_deinit(&message);
         epoch_fail_here(c->epoch, GRADD_ERR_NO_MEMORY, "the coordinator has no memory for a batch");
-        return false;
+        return 0;
     }
-    size_t at = 0;
     for (size_t i = 0; i < n; i++) {
         ops[i]->number = ++c->n_ops;
-        fill_op(&memory.ops[i], ops[i], memory.parts + at, memory.part_pointers + at);
-        memory.op_pointers[i] = &memory.ops[i];
-        at += ops[i]->n_ranks;
         plan_op_detach(c->epoch->plan, ops[i]);
     }
-    batch.seq = ++c->seq;
-    batch.ops = memory.op_pointers;
-    batch.n_ops = n;
+    message.batch.seq = ++c->seq;
     for (uint32_t i = 1; i < c->epoch->layout->n_nodes; i++)
-        push(&c->nodes[i], PB__ENVELOPE__BODY_EXECUTE_BATCH, &batch);
-    batch_memory_free(&memory);
-    return true;
+        push(&c->nodes[i], PB__ENVELOPE__BODY_EXECUTE_BATCH, &message.batch);
+    execute_message_deinit(&message);
+    return n;
+}
+
+/* Only the counts of an all-to-all, one for each pair of ranks, outgrow a frame: with some 1000
+ * ranks or more always. */
+struct plan_op *coordinator_next(struct coordinator *c)
+{
+    struct plan_op *op = plan_next(c->epoch->plan);
+    if (!op || op->status != GRADD_OK || execute_bytes(op) <= EXECUTE_BYTES_MAX)
+        return op;
+    snprintf(c->too_large, sizeof c->too_large,
+             "%s: \"%.255s\": the counts of %s of %u ranks on several nodes do not fit into one "
+             "message (%d bytes); fewer ranks, or smaller counts, would",
+             c->epoch->label, op->name, kind_name(op->signature.kind), op->n_ranks,
+             EXECUTE_BYTES_MAX);
+    op->status = GRADD_ERR_UNSUPPORTED;
+    op->text = c->too_large;
+    return op;
 }
 
 void coordinator_refuse(struct coordinator *c, const struct member *member, uint64_t request,

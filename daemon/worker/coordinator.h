@@ -23,9 +23,13 @@ void coordinator_free(struct coordinator *coordinator); /* NULL-safe */
 /* The negotiation connection with a node. 0 or -ENOMEM. take_fd is owned. */
 int coordinator_attach(struct coordinator *coordinator, uint32_t node, int take_fd);
 
-/* These ops are about to run here, as one batch: so they do everywhere. False: they can not, and
- * the epoch has failed. */
-bool coordinator_execute(struct coordinator *coordinator, struct plan_op *const *ops, size_t n);
+/* The plan's next decided op, or NULL. One that the other nodes can not be told of comes as failed.
+ */
+struct plan_op *coordinator_next(struct coordinator *coordinator);
+
+/* These ops are about to run here: so many of them, from the first on, do so everywhere as one
+ * batch. 0: they can not, and the epoch has failed. */
+size_t coordinator_execute(struct coordinator *coordinator, struct plan_op *const *ops, size_t n);
 
 /* This rank's device memory is on this GPU (16 bytes) of its node. */
 void coordinator_set_device(struct coordinator *coordinator, uint32_t rank, const uint8_t *uuid);

@@ -11,7 +11,7 @@
 
 enum {
     ENTRIES_PER_RANK = 4, /* ops waiting or owed, as a multiple of max_in_flight */
-    BATCH_MAX = 256,      /* ops; what nodes execute as one must fit into a frame */
+    BATCH_MAX = 256,      /* ops */
 };
 
 static void on_exec_flush(void *data)
@@ -19,10 +19,10 @@ static void on_exec_flush(void *data)
     epoch_settle(data);
 }
 
-static bool on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
+static size_t on_exec_batch(void *data, struct plan_op *const *ops, size_t n)
 {
     struct epoch *epoch = data;
-    return !epoch->coordinator || coordinator_execute(epoch->coordinator, ops, n);
+    return epoch->coordinator ? coordinator_execute(epoch->coordinator, ops, n) : n;
 }
 
 static bool on_exec_counted(void *data, const struct plan_op *op, uint32_t rank, uint64_t count)
@@ -55,12 +55,13 @@ static const struct exec_ops exec_ops_nodes = {.on_flush = on_exec_flush,
 
 static struct plan_op *next_of_plan(void *data)
 {
-    return plan_next(data);
+    struct epoch *epoch = data;
+    return epoch->coordinator ? coordinator_next(epoch->coordinator) : plan_next(epoch->plan);
 }
 
 static void done_to_plan(void *data, struct plan_op *op)
 {
-    plan_op_done(data, op);
+    plan_op_done(((struct epoch *)data)->plan, op);
 }
 
 static struct plan_op *next_of_follower(void *data)
@@ -107,9 +108,9 @@ bool epoch_open_order(struct epoch *epoch)
         epoch->plan = plan_new(epoch->label, epoch->size, &limits);
         source.next = next_of_plan;
         source.done = done_to_plan;
-        source.data = epoch->plan;
+        source.data = epoch;
     }
-    if (!source.data)
+    if (!epoch->plan && !epoch->follower)
         return false;
     if (epoch->plan && layout) {
         epoch->coordinator = coordinator_new(epoch);

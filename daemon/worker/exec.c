@@ -147,16 +147,16 @@ static struct batch *batch_new(struct exec *exec, size_t n_ops)
     return batch;
 }
 
-/* Tell who wants to know what starts now, as one batch on every node. False: it can not, or there
- * is no memory. */
-static bool announce(struct exec *exec)
+/* Tell who wants to know what starts now, as one batch on every node: so many of the startable runs
+ * that are not central. 0: none can, or there is no memory. */
+static size_t announce(struct exec *exec)
 {
     if (!exec->ops->on_batch)
-        return true;
+        return SIZE_MAX;
     if (exec->batch_ops_capacity < exec->n_startable) {
         struct plan_op **ops = realloc(exec->batch_ops, exec->n_startable * sizeof(*ops));
         if (!ops)
-            return false;
+            return 0;
         exec->batch_ops = ops;
         exec->batch_ops_capacity = exec->n_startable;
     }
@@ -165,7 +165,7 @@ static bool announce(struct exec *exec)
     TAILQ_FOREACH(run, &exec->startable, link)
     if (!run->is_central)
         exec->batch_ops[n++] = run->plan_op;
-    return n == 0 || exec->ops->on_batch(exec->data, exec->batch_ops, n);
+    return n == 0 ? SIZE_MAX : exec->ops->on_batch(exec->data, exec->batch_ops, n);
 }
 
 static size_t count_device_runs(const struct exec *exec)
@@ -191,10 +191,14 @@ static void fail_startable(struct exec *exec)
     }
 }
 
-static void fill_batches(struct exec *exec, struct batch *host, struct batch *device)
+/* n_announced: the startable runs that start, not counting central ones. */
+static void fill_batches(struct exec *exec, size_t n_announced, struct batch *host,
+                         struct batch *device)
 {
     struct run *run;
     while ((run = TAILQ_FIRST(&exec->startable))) {
+        if (!run->is_central && n_announced-- == 0)
+            break;
         struct batch *batch = run->op.is_device ? device : host;
         exec_begin_slice(exec, run);
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a kind with runs has its batch */
@@ -213,20 +217,26 @@ static void start_batch(struct exec *exec)
     const size_t n_device = count_device_runs(exec), n_host = exec->n_startable - n_device;
     struct batch *host = n_host > 0 ? batch_new(exec, n_host) : NULL;
     struct batch *device = n_device > 0 ? batch_new(exec, n_device) : NULL;
-    if ((n_host > 0 && !host) || (n_device > 0 && !device) || !announce(exec)) {
+    const bool has_memory = (host || n_host == 0) && (device || n_device == 0);
+    const size_t n_announced = has_memory ? announce(exec) : 0;
+    if (n_announced == 0) {
         batch_put_back(exec, host);
         batch_put_back(exec, device);
         fail_startable(exec);
         return;
     }
     exec->stats.batches++;
-    fill_batches(exec, host, device);
-    if (device) {
+    fill_batches(exec, n_announced, host, device);
+    if (device && device->base.n_ops > 0) {
         device->base.enqueued = on_batch_enqueued;
         exec->device_ops->run(exec->device_backend, &device->base);
+    } else {
+        batch_put_back(exec, device);
     }
-    if (host)
+    if (host && host->base.n_ops > 0)
         exec->backend_ops->run(exec->backend, &host->base);
+    else
+        batch_put_back(exec, host);
 }
 
 /* Take what the source gives, up to the end of a batch. Returns how many. */

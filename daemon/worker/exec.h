@@ -34,9 +34,10 @@ struct exec_ops {
     void (*on_flush)(void *data);
     /* All inputs of the op are here, whatever node their ranks are on. NULL: no op is like that. */
     bool (*is_central)(void *data, const struct plan_op *op);
-    /* These ops are about to run as one batch, here and elsewhere. False: they can not, and
-     * exec_abort() was told why. NULL: nobody wants to know. */
-    bool (*on_batch)(void *data, struct plan_op *const *ops, size_t n);
+    /* These ops are about to run: so many of them, from the first on, do as one batch here and
+     * elsewhere; the rest is asked for again. 0: they can not, and exec_abort() was told why. NULL:
+     * nobody wants to know. */
+    size_t (*on_batch)(void *data, struct plan_op *const *ops, size_t n);
     /* The op, which has a finite_check, has run here: so many NaN and infinite elements has the
      * lowest rank of this node that has any. True: exec_counted() follows, perhaps from inside. */
     bool (*on_counted)(void *data, const struct plan_op *op, uint32_t rank, uint64_t count);

@@ -407,7 +407,8 @@ struct plan_op *plan_next(struct plan *plan)
     if (!entry)
         return NULL;
     struct plan_op *op = &entry->ops[entry->n_out++]->op;
-    if (entry->n_out == entry->n_ops)
+    op->n_following = entry->n_ops - entry->n_out;
+    if (op->n_following == 0)
         TAILQ_REMOVE(&plan->decided, entry, link);
     return op;
 }

@@ -46,6 +46,7 @@ struct plan_op {
     uint32_t n_joined;          /* parts that are absent because their rank is out of data */
     uint64_t first_ns;          /* arrival of the first part */
     uint64_t ready_ns;          /* arrival of the last */
+    uint32_t n_following;       /* ops of its group that come out of plan_next() after it */
     uint64_t result;            /* GRADD_SET_ADD: the set's id; GRADD_JOIN: the last rank */
     /* The caller's: number of the answer that the op's nodes give together about NaN; 0: none. */
     uint64_t finite_check;
