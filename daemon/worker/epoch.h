@@ -92,7 +92,8 @@ struct epoch {
     uint32_t lost_node;       /* at its other end */
     char lost_device[640];    /* NCCL lost another node, or something here; else empty */
     bool awaits_cause;        /* ops are broken, and lost_timer is set */
-    uint32_t n_stalled;       /* tensors reported as late */
+    uint32_t n_stalled;       /* tensors reported as late, and the link that is */
+    bool is_link_late;        /* has moved nothing for stall_warn_s, and was reported */
     struct epoch *next;       /* in the worker's list of retired ones */
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/net/engine.h"
+#include "worker/backend/net/engine_internal.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -8,9 +8,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "worker/backend/host/strip.h"
-#include "worker/backend/net/cell.h"
-#include "worker/backend/net/lane.h"
 #include "worker/reduce/reduce.h"
 
 enum {
@@ -18,23 +15,6 @@ enum {
     /* Per pass over the lanes, so that all of them and both directions have theirs. */
     RECEIVES_PER_TURN = 4,
     PASSES_PER_TURN = 64,
-};
-
-struct engine {
-    struct schedule_view view;
-    struct work work;
-    struct lane *lanes;      /* by node * NET_STREAMS_MAX + stream */
-    struct lane **used;      /* those with a link */
-    struct pollfd *poll_fds; /* this and the next: engine_wait()'s */
-    struct lane **polled;
-    uint32_t n_used;
-
-    struct program *first, **last, *spare;
-    uint32_t n_programs;
-    uint64_t next_cell;       /* number of the next program's first cell */
-    uint64_t window_end;      /* cells before it may be begun */
-    struct strip_list strips; /* of ops within this node */
-    struct engine_failure failure;
 };
 
 /* ------------------------------------------------------------------ failures */
@@ -282,11 +262,6 @@ static bool advance(struct engine *engine)
     return engine->window_end != before;
 }
 
-static bool is_open(const struct engine *engine, const struct schedule_message *message)
-{
-    return message && message->program->first_cell + message->cell < engine->window_end;
-}
-
 /* ------------------------------------------------------------------ lanes */
 
 /* How many messages from the first on are ready to go. */
@@ -294,7 +269,7 @@ static unsigned ready_to_send(struct engine *engine, const struct lane *lane)
 {
     struct schedule_message *message = lane->out.first;
     unsigned n = 0;
-    for (bool is_ready; n < LANE_SENDS_MAX && is_open(engine, message); n++) {
+    for (bool is_ready; n < LANE_SENDS_MAX && engine_is_open(engine, message); n++) {
         if (!cell_prepare_send(&engine->work, message, &is_ready))
             fail_memory(engine);
         if (!is_ready || engine->failure.status != GRADD_OK)
@@ -327,7 +302,7 @@ static bool receive_some(struct engine *engine, struct lane *lane)
     for (unsigned n = 0; n < RECEIVES_PER_TURN && !lane->in.is_blocked;) {
         struct schedule_message *message = lane->in.first;
         char text[200];
-        if (!is_open(engine, message) || engine->failure.status != GRADD_OK)
+        if (!engine_is_open(engine, message) || engine->failure.status != GRADD_OK)
             break;
         if (!cell_prepare_receive(&engine->work, message)) {
             fail_memory(engine);
@@ -382,37 +357,6 @@ bool engine_turn(struct engine *engine)
             return false;
     }
     return true;
-}
-
-/* What to poll a lane for; 0: it waits for others, or for nothing. */
-static short wanted_events(const struct engine *engine, const struct lane *lane)
-{
-    short events = 0;
-    if (is_open(engine, lane->in.first))
-        events |= lane->in.is_blocked ? lane->in.blocked_on : POLLIN;
-    if (lane->out.first && lane->out.is_blocked)
-        events |= lane->out.blocked_on;
-    return events;
-}
-
-void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock)
-{
-    nfds_t n = 0;
-    for (uint32_t i = 0; i < engine->n_used; i++) {
-        struct lane *lane = engine->used[i];
-        const short events = wanted_events(engine, lane);
-        if (!events)
-            continue;
-        engine->polled[n] = lane;
-        engine->poll_fds[n++] = (struct pollfd){.fd = lane->link->fd, .events = events};
-    }
-    engine->poll_fds[n] = (struct pollfd){.fd = fd, .events = POLLIN};
-    pthread_mutex_unlock(lock);
-    int result = poll(engine->poll_fds, n + 1, -1);
-    pthread_mutex_lock(lock);
-    for (nfds_t i = 0; i < n && result > 0; i++)
-        if (engine->poll_fds[i].revents)
-            lane_unblock(engine->polled[i]);
 }
 
 /* ------------------------------------------------------------------ life */

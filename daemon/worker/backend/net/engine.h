@@ -48,6 +48,15 @@ struct backend_batch *engine_take_unfinished(struct engine *engine);
 /* Wait, without the lock, until something can be done or fd is readable. */
 void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock);
 
+/* What is waited for, when nothing moves. */
+struct engine_stall {
+    uint32_t node;
+    char text[100]; /* "stream 0: 24 of 65560 bytes of a message received" */
+};
+
+/* False: the engine waits for no link. */
+bool engine_describe_stall(const struct engine *engine, struct engine_stall *out);
+
 /* Any thread. */
 size_t engine_stats(const struct engine *engine, struct net_link_stats *out, size_t capacity);
 

@@ -91,7 +91,7 @@ static void write_header(const struct schedule_message *message, uint32_t sequen
     memcpy(to, &header, sizeof header);
 }
 
-static uint64_t message_bytes(const struct schedule_message *message)
+uint64_t lane_message_bytes(const struct schedule_message *message)
 {
     return LANE_HEADER_BYTES + (uint64_t)message->pieces.bytes;
 }
@@ -120,7 +120,7 @@ static int after_move(struct lane_queue *queue, ssize_t moved, short events)
         return LANE_BLOCKED;
     }
     queue->moved += (uint64_t)moved;
-    return queue->moved < message_bytes(queue->first) ? LANE_MOVED : LANE_DONE;
+    return queue->moved < lane_message_bytes(queue->first) ? LANE_MOVED : LANE_DONE;
 }
 
 /* What was ready to be sent from since_ns on has been sent, or the link took nothing. A sender that
@@ -165,7 +165,7 @@ struct schedule_message *lane_take_sent(struct lane *lane)
 {
     struct lane_queue *queue = &lane->out;
     struct schedule_message *message = queue->first;
-    if (!message || queue->moved < message_bytes(message))
+    if (!message || queue->moved < lane_message_bytes(message))
         return NULL;
     queue_pop(queue);
     return message;

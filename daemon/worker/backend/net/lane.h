@@ -46,6 +46,9 @@ void lane_deinit(struct lane *lane);
 void lane_queue_out(struct lane *lane, struct schedule_message *message);
 void lane_queue_in(struct lane *lane, struct schedule_message *message);
 
+/* What travels: header and payload. */
+uint64_t lane_message_bytes(const struct schedule_message *message);
+
 /* Forget the messages, which are about to go. The lane is not to be used any more. */
 void lane_clear(struct lane *lane);
 

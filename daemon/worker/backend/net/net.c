@@ -45,6 +45,11 @@ struct backend {
     /* The loop's: why no batch runs any more. */
     struct engine_failure ended;
     bool has_told;
+
+    /* The loop's: net_find_stall(). */
+    uint64_t n_given, n_ended; /* batches with data */
+    uint64_t progress;         /* at the last look: only ever grows */
+    uint64_t progress_ns;      /* of the look that saw it change; 0: nothing was under way */
 };
 
 static void queue_init(struct batch_queue *queue)
@@ -176,13 +181,20 @@ static void *net_thread(void *data)
 
 /* ------------------------------------------------------------------ loop */
 
-static void finish(struct backend_batch *batch, int status, const char *text)
+static void complete(struct backend_batch *batch, int status, const char *text)
 {
     for (size_t i = 0; i < batch->n_ops; i++) {
         batch->ops[i]->status = status;
         batch->ops[i]->text = text;
     }
     batch->done(batch->data, batch);
+}
+
+/* One that has been given to the net thread. */
+static void finish(struct backend *net, struct backend_batch *batch, int status, const char *text)
+{
+    net->n_ended++;
+    complete(batch, status, text);
 }
 
 static struct backend_batch *pop_locked(struct backend *net, struct batch_queue *queue)
@@ -197,7 +209,7 @@ static void deliver_done(struct backend *net)
 {
     struct backend_batch *batch;
     while ((batch = pop_locked(net, &net->done)))
-        finish(batch, GRADD_OK, "");
+        finish(net, batch, GRADD_OK, "");
 }
 
 static void on_told(void *data, int fd, unsigned events)
@@ -213,7 +225,7 @@ static void on_told(void *data, int fd, unsigned events)
     pthread_mutex_unlock(&net->mutex);
     deliver_done(net);
     while ((batch = pop_locked(net, &net->broken)))
-        finish(batch, net->ended.status, net->ended.text);
+        finish(net, batch, net->ended.status, net->ended.text);
     if (net->ended.status != GRADD_OK && !net->has_told) {
         net->has_told = true;
         net->setup.on_lost(net->setup.data, net->ended.node, net->ended.text);
@@ -266,13 +278,14 @@ static bool has_data(const struct backend_batch *batch)
 static void net_run(struct backend *net, struct backend_batch *batch)
 {
     if (net->ended.status != GRADD_OK) {
-        finish(batch, net->ended.status, net->ended.text);
+        complete(batch, net->ended.status, net->ended.text);
         return;
     }
     if (!has_data(batch)) {
-        finish(batch, GRADD_OK, "");
+        complete(batch, GRADD_OK, "");
         return;
     }
+    net->n_given++;
     pthread_mutex_lock(&net->mutex);
     queue_push(&net->incoming, batch);
     pthread_mutex_unlock(&net->mutex);
@@ -290,6 +303,66 @@ void net_abort(struct backend *net, int status, const char *text)
     pthread_mutex_lock(&net->mutex);
     if (net->failure.status == GRADD_OK)
         net->failure = net->ended;
+    pthread_mutex_unlock(&net->mutex);
+    eventfd_write(net->wake_fd, 1);
+}
+
+/* ------------------------------------------------------------------ stalls */
+
+bool net_is_busy(const struct backend *net)
+{
+    return net->n_given != net->n_ended;
+}
+
+static uint64_t progress_of(const struct backend *net)
+{
+    struct net_link_stats stats[NET_NODES_MAX];
+    uint64_t progress = net->n_ended;
+    size_t n = engine_stats(net->engine, stats, NET_NODES_MAX);
+    for (size_t i = 0; i < n; i++)
+        progress += stats[i].sent_bytes + stats[i].received_bytes;
+    return progress;
+}
+
+/* False: it waits for no link, or is at work. */
+static bool describe_stall(struct backend *net, struct net_stall *out)
+{
+    struct engine_stall stall;
+    if (pthread_mutex_trylock(&net->lock) != 0)
+        return false;
+    bool is_waiting = engine_describe_stall(net->engine, &stall);
+    pthread_mutex_unlock(&net->lock);
+    if (!is_waiting)
+        return false;
+    out->node = stall.node;
+    snprintf(out->text, sizeof out->text, "%s", stall.text);
+    return true;
+}
+
+bool net_find_stall(struct backend *net, uint64_t now_ns, struct net_stall *out)
+{
+    const uint64_t before = net->progress;
+    if (!net_is_busy(net) || net->ended.status != GRADD_OK) {
+        net->progress_ns = 0;
+        return false;
+    }
+    net->progress = progress_of(net);
+    if (!net->progress_ns || net->progress != before || !describe_stall(net, out)) {
+        net->progress_ns = now_ns;
+        return false;
+    }
+    out->waited_ns = now_ns - net->progress_ns;
+    return true;
+}
+
+void net_give_up(struct backend *net, uint32_t node, const char *text)
+{
+    pthread_mutex_lock(&net->mutex);
+    if (net->failure.status == GRADD_OK) {
+        net->failure.status = GRADD_ERR_RANK_LOST;
+        net->failure.node = node;
+        snprintf(net->failure.text, sizeof net->failure.text, "%s", text);
+    }
     pthread_mutex_unlock(&net->mutex);
     eventfd_write(net->wake_fd, 1);
 }

@@ -52,6 +52,25 @@ struct backend *net_new(const struct net_setup *setup, const char **out_text);
 /* End whatever runs or waits: each batch's done() is called from the loop with this status. */
 void net_abort(struct backend *net, int status, const char *text);
 
+/* Something has been given to run and is not done. */
+bool net_is_busy(const struct backend *net);
+
+struct net_stall {
+    uint64_t waited_ns;
+    uint32_t node;
+    char text[100]; /* what is waited for: the stream, and how much of its message has come */
+};
+
+/*
+ * Look whether any byte has moved or any batch has ended since the last look. True: something is
+ * under way, and nothing has for waited_ns. The looks are all there is, so that moving data pays
+ * nothing for them: the time counts from the look that saw the last change, and is not too long.
+ */
+bool net_find_stall(struct backend *net, uint64_t now_ns, struct net_stall *out);
+
+/* Wait for that node no longer: as if the link to it had failed with this text. */
+void net_give_up(struct backend *net, uint32_t node, const char *text);
+
 /* Figures per peer node; returns how many were written. */
 size_t net_stats(const struct backend *net, struct net_link_stats *out, size_t capacity);
 
