@@ -105,6 +105,7 @@ static void push_join(struct job *job, const struct member *member)
     join.last_epoch = job->membership.epoch;
     const char *why_not;
     join.device_path = worker_process_takes_devices(job->worker, &why_not);
+    join.attempt = member->forwarded_ns; /* each later than the one before */
     rendezvous_push(member->coordinator, PB__ENVELOPE__BODY_REMOTE_JOIN, &join);
 }
 
@@ -137,17 +138,29 @@ void rendezvous_leave(struct job *job, struct member *member)
     member->is_forwarded = false;
 }
 
+/* The member that the coordinator refuses; NULL: it has stopped waiting. Meanwhile the rank may
+ * have come again, with a join that is not answered, or not even sent. */
+static struct member *find_refused(const struct roster *gathering, const Pb__RemoteRefusal *refusal)
+{
+    struct member *member =
+        refusal->rank < gathering->size ? gathering->of_rank[refusal->rank] : NULL;
+    if (!member || !member->is_forwarded)
+        return NULL;
+    return !refusal->attempt || refusal->attempt == member->forwarded_ns ? member : NULL;
+}
+
 void rendezvous_on_refusal(struct jobs *jobs, struct peer_link *link,
                            const Pb__RemoteRefusal *refusal)
 {
     struct job *job = rendezvous_find_job(jobs, refusal->job, refusal->uid);
     struct roster *gathering = job ? &job->membership.gathering : NULL;
-    if (!job || gathering->coordinator != link || refusal->rank >= gathering->size ||
-        !gathering->of_rank[refusal->rank])
+    if (!job || gathering->coordinator != link)
+        return;
+    struct member *member = find_refused(gathering, refusal);
+    if (!member)
         return;
     struct fault fault = {.code = rendezvous_status(refusal->code)};
     snprintf(fault.text, sizeof fault.text, "%s", refusal->text);
-    struct member *member = gathering->of_rank[refusal->rank];
     member->is_forwarded = false;
     job_refuse(job, member, &fault);
     job_settle(job);

@@ -17,17 +17,19 @@ struct remote_member {
     LIST_ENTRY(remote_member) link;
     struct job *job;
     struct watch *limit; /* of its wait */
+    uint64_t attempt;    /* of its RemoteJoin */
     char node[LAYOUT_NAME_MAX + 1];
     uint16_t port;
 };
 
 static void push_refusal(struct peer_link *link, const char *job, uid_t uid, uint32_t rank,
-                         const struct fault *fault)
+                         uint64_t attempt, const struct fault *fault)
 {
     Pb__RemoteRefusal refusal = PB__REMOTE_REFUSAL__INIT;
     refusal.job = (char *)job;
     refusal.uid = (uint32_t)uid;
     refusal.rank = rank;
+    refusal.attempt = attempt;
     refusal.code = (uint32_t)-fault->code;
     refusal.text = (char *)fault->text;
     rendezvous_push(link, PB__ENVELOPE__BODY_REMOTE_REFUSAL, &refusal);
@@ -81,6 +83,7 @@ static struct remote_member *remote_member_new(struct job *job, struct peer_link
     LIST_INSERT_HEAD(&job->remotes, remote, link);
     remote->job = job;
     remote->port = (uint16_t)join->peer_port;
+    remote->attempt = join->attempt;
     snprintf(remote->node, sizeof remote->node, "%s", link->name);
     struct member *member = &remote->member;
     member->rank = join->rank;
@@ -102,7 +105,8 @@ static struct remote_member *remote_member_new(struct job *job, struct peer_link
 
 void rendezvous_refuse(struct job *job, const struct member *member, const struct fault *fault)
 {
-    push_refusal(member->origin, job->key.name, job->key.uid, member->rank, fault);
+    push_refusal(member->origin, job->key.name, job->key.uid, member->rank,
+                 ((const struct remote_member *)member)->attempt, fault);
 }
 
 static int admit(struct jobs *jobs, struct peer_link *link, const Pb__RemoteJoin *join,
@@ -141,7 +145,7 @@ void rendezvous_on_join(struct jobs *jobs, struct peer_link *link, const Pb__Rem
 {
     struct fault fault;
     if (admit(jobs, link, join, &fault) < 0)
-        push_refusal(link, join->job, (uid_t)join->uid, join->rank, &fault);
+        push_refusal(link, join->job, (uid_t)join->uid, join->rank, join->attempt, &fault);
 }
 
 void rendezvous_on_leave(struct jobs *jobs, struct peer_link *link, const Pb__RemoteLeave *leave)
