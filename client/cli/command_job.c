@@ -40,11 +40,17 @@ static void say_no_such_job(struct context *context, const Pb__JobsReply *jobs)
     fprintf(stream, "no job \"%s\"", name);
     if (context->options->has_uid)
         fprintf(stream, " of uid %u", context->options->uid);
-    fprintf(stream, " that uid %d may see; there %s", (int)geteuid(),
-            jobs->n_jobs == 0 ? "are none" : "is");
+    if (!jobs->sees_all)
+        fprintf(stream, " that uid %d may see", (int)geteuid());
+    fprintf(stream, "; there %s",
+            jobs->n_jobs == 0   ? "are none"
+            : jobs->n_jobs == 1 ? "is"
+                                : "are");
     for (size_t i = 0; i < jobs->n_jobs; i++)
         fprintf(stream, "%s \"%s\" (uid %u)", i ? "," : "", jobs->jobs[i]->name,
                 jobs->jobs[i]->uid);
+    if (jobs->jobs_left_out)
+        fprintf(stream, ", and %u more", jobs->jobs_left_out);
     fclose(stream);
 }
 
@@ -74,7 +80,9 @@ static int find_owner(struct context *context, uint32_t *out_uid)
     }
     if (has_wanted)
         *out_uid = wanted;
-    if (n_found == 0) {
+    if (n_found == 0 && reply->jobs_reply->jobs_left_out > 0) {
+        *out_uid = wanted; /* it may be among those */
+    } else if (n_found == 0) {
         say_no_such_job(context, reply->jobs_reply);
         return LINK_FAILED;
     }
@@ -115,6 +123,24 @@ static double median(double *values, size_t n)
 {
     qsort(values, n, sizeof *values, compare_doubles);
     return values[(n - 1) / 2];
+}
+
+/* A job may have more to tell than the daemon's answer can carry. */
+static void write_left_out(const struct context *context, const Pb__JobStats *stats)
+{
+    const struct {
+        const char *key, *label;
+        uint32_t n;
+    } rows[] = {
+        {"ranks_left_out", "ranks not shown", stats->ranks_left_out},
+        {"links_left_out", "links not shown", stats->links_left_out},
+        {"gpus_left_out", "GPUs not shown", stats->gpus_left_out},
+        {"communicators_left_out", "comms not shown", stats->comms_left_out},
+        {"stalls_left_out", "stalls not shown", stats->stalls_left_out},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].n > 0 || context->options->is_json)
+            writer_field(context->writer, rows[i].key, rows[i].label, value_count(rows[i].n));
 }
 
 /* The rank that the others wait for: whose mean lateness stands out. */
@@ -178,9 +204,10 @@ static void write_slowest(struct writer *w, const Pb__JobReply *reply, const Pb_
     writer_field(w, "slowest_link", "slowest link", value_text(text));
 }
 
-static void write_summary(struct writer *w, const Pb__JobReply *reply)
+static void write_summary(const struct context *context, const Pb__JobReply *reply)
 {
     static const Pb__JobStats no_stats = PB__JOB_STATS__INIT;
+    struct writer *w = context->writer;
     const Pb__JobSummary *s = reply->summary;
     const Pb__JobStats *stats = reply->stats ? reply->stats : &no_stats;
     writer_field(w, "name", "job", value_text(s->name));
@@ -209,6 +236,7 @@ static void write_summary(struct writer *w, const Pb__JobReply *reply)
     writer_field(w, "run_us", "mean run", value_us(stats->run_us));
     writer_field(w, "stats_stale", "figures stale", value_bool(reply->stats_stale));
     write_silent(w, reply, stats);
+    write_left_out(context, stats);
     write_latest(w, stats);
     write_slowest(w, reply, stats);
 }
@@ -381,7 +409,7 @@ static int run(struct context *context)
                  context->link->version);
         return LINK_FAILED;
     }
-    write_summary(context->writer, job);
+    write_summary(context, job);
     write_ranks(context->writer, job->stats);
     write_links(context->writer, job);
     write_gpus(context->writer, job->stats);

@@ -26,8 +26,11 @@ static int run(struct context *context)
         return result;
     const Pb__JobsReply *jobs = reply->jobs_reply;
     struct writer *w = context->writer;
-    if (jobs->n_jobs == 0 && !context->options->is_json)
-        writer_field(w, "", "jobs", value_text("none that you may see"));
+    bool is_json = context->options->is_json;
+    if (jobs->n_jobs == 0 && !is_json)
+        writer_field(w, "", "jobs", value_text(jobs->sees_all ? "none" : "none that you may see"));
+    if (jobs->jobs_left_out > 0 || is_json)
+        writer_field(w, "jobs_left_out", "jobs not shown", value_count(jobs->jobs_left_out));
     writer_table_begin(w, "jobs", NULL, columns, sizeof columns / sizeof columns[0]);
     for (size_t i = 0; i < jobs->n_jobs; i++) {
         const Pb__JobSummary *j = jobs->jobs[i];

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/systemd.h"
+#include "base/words.h"
 #include "control/admin.h"
 #include "control/rendezvous.h"
 #include "gradd/types.h"
@@ -107,7 +108,7 @@ static void notify_status(const struct daemon *daemon, const char *prefix)
 {
     char text[768];
     if (daemon->state != DAEMON_RUNNING)
-        snprintf(text, sizeof text, "%sSTATUS=draining %u jobs", prefix,
+        snprintf(text, sizeof text, "%sSTATUS=draining, jobs running: %u", prefix,
                  jobs_count_running(&daemon->jobs));
     else if (*daemon->config_error.text)
         snprintf(text, sizeof text, "%sSTATUS=running; not reloaded: %s", prefix,
@@ -261,7 +262,7 @@ static void abort_jobs(struct daemon *daemon, const char *why)
 {
     unsigned n = jobs_count_running(&daemon->jobs);
     if (n)
-        log_warning("daemon", "aborting %u jobs: %s", n, why);
+        log_warning("daemon", "aborting %u job%s: %s", n, words_s(n), why);
     char text[256];
     snprintf(text, sizeof text, "the daemon of node %s was stopped: %s", daemon->node, why);
     jobs_abort(&daemon->jobs, text);
@@ -276,7 +277,7 @@ static void drain(struct daemon *daemon, const char *why)
         return;
     }
     daemon->state = DAEMON_DRAINING;
-    log_notice("daemon", "%s: draining, %u jobs run", why, jobs_count_running(&daemon->jobs));
+    log_notice("daemon", "%s: draining, jobs running: %u", why, jobs_count_running(&daemon->jobs));
     char prefix[96];
     snprintf(prefix, sizeof prefix, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%" PRIu64 "\n",
              (daemon->config.drain_timeout_ms + 15000) * 1000);
@@ -292,7 +293,8 @@ static void on_drain_timer(void *data)
     if (daemon->state == DAEMON_DRAINING) {
         abort_jobs(daemon, "drain_timeout_s passed");
     } else {
-        log_error("daemon", "%u workers have not ended and are killed", worker_process_count());
+        log_error("daemon", "workers that have not ended and are killed: %u",
+                  worker_process_count());
         worker_process_kill_all();
         loop_stop(daemon->loop);
     }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/words.h"
 #include "control/worker_spawn.h"
 
 /* Loading the driver takes a second at most on a machine that is well. */
@@ -114,7 +115,8 @@ static void finish(struct gpus *gpus, const char *trouble)
     gpus->output[gpus->used] = '\0';
     if (!trouble && gpus_parse(gpus, gpus->output)) {
         if (gpus->device_path)
-            log_info("gpus", "driver %s, NCCL %s, %u GPUs", gpus->driver, gpus->nccl, gpus->n_gpus);
+            log_info("gpus", "driver %s, NCCL %s, %u GPU%s", gpus->driver, gpus->nccl, gpus->n_gpus,
+                     words_s(gpus->n_gpus));
         else
             log_info("gpus", "device memory goes through the host: %s", gpus->text);
     } else {

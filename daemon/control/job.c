@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "control/job_internal.h"
 #include "control/peers.h"
 #include "control/rendezvous.h"
@@ -282,8 +283,9 @@ struct job *job_obtain(struct jobs *jobs, uid_t uid, const char *name, const str
     if (!job && count_of_uid(jobs, uid) >= jobs->config->max_jobs_per_uid) {
         out_fault->code = GRADD_ERR_NO_MEMORY;
         snprintf(out_fault->text, sizeof out_fault->text,
-                 "job %s: uid %u has %llu jobs on node %s already (max_jobs_per_uid)", name,
-                 (unsigned)uid, (unsigned long long)jobs->config->max_jobs_per_uid, jobs->node);
+                 "job %s: uid %u has %llu job%s on node %s already (max_jobs_per_uid)", name,
+                 (unsigned)uid, (unsigned long long)jobs->config->max_jobs_per_uid,
+                 words_s(jobs->config->max_jobs_per_uid), jobs->node);
         return NULL;
     }
     if (!job && !(job = job_new(jobs, uid, name))) {

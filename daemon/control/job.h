@@ -45,6 +45,7 @@ struct job {
     char stall_text[512];
     uint64_t stats_seq; /* of the last StatsRequest */
     uint64_t query_seq; /* of the last one by job_query_stats() */
+    uint64_t query_ns;  /* when it was sent; 0: it is answered */
     /* An epoch that failed while its worker lives. The worker tells the ranks, after the ops that
      * still finish; until it answers the request sent behind EpochAbort, or is killed for not
      * answering, no epoch begins. */
@@ -130,8 +131,8 @@ struct job *jobs_find(struct jobs *jobs, uid_t uid, const char *name);
 
 /* Ask the worker for a sign of life. False: there is nobody to ask. */
 bool job_request_stats(struct job *job);
-/* Ask the worker, and by it those of the other nodes, for figures; on_stats() follows. False: there
- * is nobody to ask. */
+/* Ask the worker, and by it those of the other nodes, for figures; on_stats() follows, once for all
+ * that ask meanwhile. False: there is nobody to ask. */
 bool job_query_stats(struct job *job);
 
 /* No new joins; who waits is refused; lingering workers end. */

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/words.h"
 #include "control/job_internal.h"
 #include "control/peers.h"
 #include "control/rendezvous.h"
@@ -26,6 +27,8 @@ static const uint64_t LOST_LINK_GRACE_NS = UINT64_C(300) * 1000000;
 /* Between questions to a worker whose GPUs are still busy with the failed epoch. */
 static const uint64_t DRAIN_POLL_NS = UINT64_C(50) * 1000000;
 static const uint64_t DRAIN_LIMIT_NS = UINT64_C(1000) * 1000000;
+/* After that long another question is sent: the epoch of the first may have ended with it. */
+static const uint64_t QUERY_LIMIT_NS = UINT64_C(1000) * 1000000;
 static const uint64_t PING_NS = UINT64_C(500) * 1000000;
 
 static void on_worker_ready(void *data);
@@ -362,14 +365,16 @@ static void start_epoch(struct job *job)
 {
     struct membership *m = &job->membership;
     struct log_fields fields = job_fields(job);
+    const uint32_t n_nodes = job->layout ? job->layout->n_nodes : 1;
     job->n_restarts = 0;
     job->n_stalled = 0;
     /* What is left of the epoch before: a link that its nodes closed as they left is no loss now.
      */
     watch_disarm(job->lost_link.limit);
     watch_disarm(job->ping);
-    log_line(LOG_LEVEL_INFO, "job", &fields, "epoch begins with %u ranks on %u nodes, of uid %u",
-             m->running.size, job->layout ? job->layout->n_nodes : 1, (unsigned)job->key.uid);
+    log_line(LOG_LEVEL_INFO, "job", &fields, "epoch begins with %u rank%s on %u node%s, of uid %u",
+             m->running.size, words_s(m->running.size), n_nodes, words_s(n_nodes),
+             (unsigned)job->key.uid);
     int rc = 0;
     Pb__Layout *packed = NULL;
     if (job->layout && !(packed = layout_pack(job->layout, job->layout->node_rank)))
@@ -543,7 +548,10 @@ static void on_stats_reply(struct job *job, const Pb__StatsReply *reply)
         else
             on_abort_obeyed(job);
     }
-    if (reply->seq != job->query_seq || !reply->stats)
+    if (reply->seq != job->query_seq)
+        return;
+    job->query_ns = 0;
+    if (!reply->stats)
         return;
     size_t bytes = pb__job_stats__get_packed_size(reply->stats);
     void *packed = malloc(bytes ? bytes : 1);
@@ -596,6 +604,7 @@ static void on_worker_ended(void *data, const char *how)
              (unsigned long long)m->epoch, job->jobs->node, (int)worker_process_pid(job->worker),
              how);
     job->worker = NULL;
+    job->query_ns = 0;
     if (watch_is_armed(job->abort.limit))
         tell_all_failed(job); /* it may not have come to that */
     job->abort.is_pending = job->abort.is_waiting = false;
@@ -632,8 +641,12 @@ bool job_request_stats(struct job *job)
 
 bool job_query_stats(struct job *job)
 {
-    bool is_asked = ask_worker(job, true);
-    if (is_asked)
-        job->query_seq = job->stats_seq;
-    return is_asked;
+    /* Answers may be large. However many ask at once, the worker's queue holds one. */
+    if (job->worker && job->query_ns && clock_now_ns() - job->query_ns < QUERY_LIMIT_NS)
+        return true;
+    if (!ask_worker(job, true))
+        return false;
+    job->query_seq = job->stats_seq;
+    job->query_ns = clock_now_ns();
+    return true;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/words.h"
 #include "gradd/types.h"
 
 static const char *const state_names[] = {
@@ -174,9 +175,9 @@ static int check_agreement(const struct membership *m, const struct member *memb
     describe(gathering, true, present, sizeof present);
     if (gathering->size != member->size)
         return fail(fault, GRADD_ERR_DISAGREE,
-                    "job %s: rank %u %s says the job has %u ranks, %s said %u", m->name,
-                    member->rank, who(member, me, sizeof me), member->size, present,
-                    gathering->size);
+                    "job %s: rank %u %s says the job has %u rank%s, %s said %u", m->name,
+                    member->rank, who(member, me, sizeof me), member->size, words_s(member->size),
+                    present, gathering->size);
     if (gathering->coordinator && member->coordinator &&
         gathering->coordinator != member->coordinator)
         return fail(fault, GRADD_ERR_DISAGREE,

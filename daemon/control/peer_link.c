@@ -123,6 +123,11 @@ void peer_link_push(struct peer_link *link, const Pb__Envelope *envelope)
         peer_link_queue(link, envelope);
 }
 
+size_t peer_link_backlog(const struct peer_link *link)
+{
+    return link->out.end - link->out.begin;
+}
+
 /* ------------------------------------------------------------------ events */
 
 static void on_socket(void *data, int fd, unsigned events)

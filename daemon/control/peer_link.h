@@ -79,6 +79,9 @@ void peer_link_free(struct peer_link *link);
 
 /* Queue a message. Trouble ends the link: on_lost() follows. Dropped unless it is up. */
 void peer_link_push(struct peer_link *link, const Pb__Envelope *envelope);
+/* Bytes that are queued and have not left. Whoever sends what can be done without looks first: a
+ * full queue ends the link. */
+size_t peer_link_backlog(const struct peer_link *link);
 /* End it; on_lost(reason) follows from the loop. Idempotent. */
 void peer_link_end(struct peer_link *link, const char *reason);
 

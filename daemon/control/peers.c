@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/words.h"
 #include "control/listener.h"
 #include "control/peer_visitor.h"
 #include "control/tcp_owner.h"
@@ -28,7 +29,7 @@ void peers_log(struct peers *peers, enum log_level level, const char *format, ..
     if (!log_limit_allows(&peers->lines, &n_dropped))
         return;
     if (n_dropped)
-        log_notice("peer", "%u lines about other nodes were suppressed", n_dropped);
+        log_notice("peer", "%u line%s about other nodes suppressed", n_dropped, words_s(n_dropped));
     char text[512];
     va_list args;
     va_start(args, format);

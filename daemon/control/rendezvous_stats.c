@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gradctl asks about a job on several nodes: a node asks the coordinator, which asks its
- * worker. */
+/*
+ * What gradctl asks about a job on several nodes: a node asks the coordinator, which asks its
+ * worker. Jobs depend on the links that this travels on, so a question never fills one: figures are
+ * cut to what a frame takes, and while much is queued already nothing is asked or answered. Then
+ * gradctl is shown what its own daemon knows, as old figures.
+ */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/stats_fit.h"
 #include "control/rendezvous.h"
 #include "control/rendezvous_internal.h"
 
 enum {
     QUERIES_MAX = 256,
+    BACKLOG_MAX = 2 << 20, /* bytes queued on a link, beyond which it is left alone */
 };
 
 static const uint64_t QUERY_LIMIT_NS = UINT64_C(900) * 1000000;
@@ -28,7 +34,7 @@ bool rendezvous_ask(struct job *job, uint64_t seq)
     struct peer_link *link = job->membership.gathering.coordinator;
     if (!link && job->layout && job->layout->node_rank != 0 && job_is_alive(job))
         link = job->layout->nodes[0].link;
-    if (!link || link->state != PEER_UP)
+    if (!link || link->state != PEER_UP || peer_link_backlog(link) > BACKLOG_MAX)
         return false;
     Pb__RemoteJobRequest request = PB__REMOTE_JOB_REQUEST__INIT;
     request.seq = seq;
@@ -38,11 +44,16 @@ bool rendezvous_ask(struct job *job, uint64_t seq)
     return true;
 }
 
+static const Pb__JobStats no_stats = PB__JOB_STATS__INIT;
+
 static void reply(struct peer_link *link, uint64_t seq, struct job *job, bool is_stale)
 {
+    if (peer_link_backlog(link) > BACKLOG_MAX)
+        return;
     uint32_t missing[MEMBERSHIP_SIZE_MAX];
     Pb__RemoteJobReply message = PB__REMOTE_JOB_REPLY__INIT;
     Pb__JobStats *stats = NULL;
+    struct stats_fit fit;
     message.seq = seq;
     message.stats_stale = is_stale;
     message.missing = missing;
@@ -56,8 +67,10 @@ static void reply(struct peer_link *link, uint64_t seq, struct job *job, bool is
         if (job->stats && !is_gathering)
             stats = pb__job_stats__unpack(NULL, job->stats_bytes, job->stats);
     }
-    message.stats = stats;
+    stats_fit_init(&fit, stats ? stats : &no_stats);
+    message.stats = stats ? &fit.stats : NULL;
     rendezvous_push(link, PB__ENVELOPE__BODY_REMOTE_JOB_REPLY, &message);
+    stats_fit_deinit(&fit);
     if (stats)
         pb__job_stats__free_unpacked(stats, NULL);
 }

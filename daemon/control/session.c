@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "control/admin.h"
 #include "control/daemon.h"
 #include "gradd/types.h"
@@ -43,7 +44,7 @@ log_client(const struct session *session, enum log_level level, const char *form
     if (!log_limit_allows(&session->daemon->client_lines, &n_dropped))
         return;
     if (n_dropped)
-        log_notice("session", "%u lines about clients were suppressed", n_dropped);
+        log_notice("session", "%u line%s about clients suppressed", n_dropped, words_s(n_dropped));
     const struct member *member = &session->member;
     struct log_fields fields = {
         .pid = (int)session->peer.pid,
@@ -275,10 +276,10 @@ static bool has_room_for_trainer(struct session *session)
     }
     char text[160];
     if (n_of_uid >= config->max_sessions_per_uid)
-        snprintf(text, sizeof text, "uid %u has %u trainers connected (max_sessions_per_uid)",
-                 (unsigned)session->peer.uid, n_of_uid);
+        snprintf(text, sizeof text, "uid %u has %u trainer%s connected (max_sessions_per_uid)",
+                 (unsigned)session->peer.uid, n_of_uid, words_s(n_of_uid));
     else if (n >= daemon_max_sessions(session->daemon))
-        snprintf(text, sizeof text, "%u trainers are connected (max_sessions)", n);
+        snprintf(text, sizeof text, "%u trainer%s connected (max_sessions)", n, words_s(n));
     else
         return true;
     session_reject(session, GRADD_ERR_NO_MEMORY, text);

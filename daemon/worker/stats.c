@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/stats_fit.h"
 #include "worker/backend/nccl/nccl.h"
 #include "worker/backend/net/net.h"
 #include "worker/coordinator.h"
@@ -296,6 +297,9 @@ static void draw_node(struct picture *p, const struct epoch *epoch, uint32_t nod
     for (size_t i = 0; i < said->n_gpus; i++)
         p->gpu_pointers[p->stats.n_gpus++] = said->gpus[i];
     p->stats.memory_bytes += said->memory_bytes;
+    p->stats.stalls_left_out += said->stalls_left_out;
+    p->stats.links_left_out += said->links_left_out;
+    p->stats.gpus_left_out += said->gpus_left_out;
 }
 
 static void draw_others(struct picture *p, const struct epoch *epoch)
@@ -304,7 +308,9 @@ static void draw_others(struct picture *p, const struct epoch *epoch)
         const Pb__JobStats *said = figures_of(epoch, node);
         if (said)
             draw_node(p, epoch, node, said);
-        if (stats_round_is_silent(coordinator_stats(epoch->coordinator), node))
+        /* Ranks that it left out are shown without its figures. */
+        if (stats_round_is_silent(coordinator_stats(epoch->coordinator), node) ||
+            (said && said->ranks_left_out > 0))
             p->silent_nodes[p->stats.n_silent_nodes++] = node;
     }
 }
@@ -338,9 +344,12 @@ void stats_reply(struct epoch *epoch, const struct region_quota *quota, uint64_t
     stats->gpus = picture.gpu_pointers;
     stats->comms = picture.comm_pointers;
     stats->silent_nodes = picture.silent_nodes;
+    struct stats_fit fit;
+    stats_fit_init(&fit, stats);
     Pb__StatsReply reply = PB__STATS_REPLY__INIT;
     reply.seq = seq;
-    reply.stats = stats;
+    reply.stats = &fit.stats;
     push(data, &reply);
+    stats_fit_deinit(&fit);
     picture_deinit(&picture);
 }

@@ -175,8 +175,24 @@ def jobs_are_listed():
     assert "train7" in out and "ada" in out and "1 min" not in out, out
     code, out, _ = ask({"jobs_request": ("jobs_reply", {})}, "jobs")
     assert (code, out) == (0, "jobs              none that you may see\n"), out
+    code, out, _ = ask({"jobs_request": ("jobs_reply", {"sees_all": True})}, "jobs")
+    assert (code, out) == (0, "jobs              none\n"), out
     code, out, _ = ask({"jobs_request": ("jobs_reply", {})}, "--json", "jobs")
-    assert json.loads(out) == {"schema": 1, "command": "jobs", "jobs": []}, out
+    assert json.loads(out) == {"schema": 1, "command": "jobs", "jobs_left_out": 0,
+                               "jobs": []}, out
+
+
+def what_the_daemon_could_not_tell_is_counted():
+    cut = {"ranks": RANKS, "ranks_left_out": 4000, "links_left_out": 60000}
+    code, out, _ = ask(job_replies(cut), "job", "train7")
+    assert code == 0 and "ranks not shown   4000\n" in out, out
+    assert "links not shown   60000\n" in out and "stalls not shown" not in out, out
+    document = json.loads(ask(job_replies(cut), "job", "train7", "--json")[1])
+    assert (document["ranks_left_out"], document["links_left_out"],
+            document["stalls_left_out"]) == (4000, 60000, 0), document
+    replies = {"jobs_request": ("jobs_reply", {"jobs": [SUMMARY], "jobs_left_out": 12})}
+    code, out, _ = ask(replies, "jobs")
+    assert code == 0 and "jobs not shown    12\n" in out, out
 
 
 def job_shows_each_rank_and_hides_escape_sequences():
