@@ -85,6 +85,14 @@ void cluster_tear_down(struct cluster *c)
     explicit_bzero(c->key, sizeof c->key);
 }
 
+static bool has_ssh(const struct cluster *c)
+{
+    bool has_other = false;
+    for (unsigned i = 0; i < c->hosts->n; i++)
+        has_other |= !c->remotes[i].is_local;
+    return has_other && !c->args->remote_shell;
+}
+
 void cluster_begin(struct cluster *c)
 {
     const struct remote_shell shell = {
@@ -92,6 +100,7 @@ void cluster_begin(struct cluster *c)
         .command = c->args->remote_shell,
         .identity_file = c->args->identity_file,
         .port = c->args->ssh_port,
+        .ssh_age = has_ssh(c) ? ssh_find_age(c->mask, c->signal_fd) : SSH_OLD,
         .mask = c->mask,
     };
     char error[512];

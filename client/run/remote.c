@@ -47,24 +47,8 @@ static void add_shell_command(struct words *words, const char *program)
 
 static void add_ssh(struct words *words, const struct remote_shell *shell)
 {
-    /* No question can be answered; a dead network is noticed within 15 s. */
-    static const char *const fixed[] = {"ssh",
-                                        "-T",
-                                        "-x",
-                                        "-o",
-                                        "BatchMode=yes",
-                                        "-o",
-                                        "ConnectTimeout=10",
-                                        "-o",
-                                        "ServerAliveInterval=5",
-                                        "-o",
-                                        "ServerAliveCountMax=3",
-                                        "-o",
-                                        "ClearAllForwardings=yes",
-                                        "-o",
-                                        "EscapeChar=none"};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
-        add_word(words, fixed[i]);
+    for (const char *const *word = ssh_words(shell->ssh_age); *word; word++)
+        add_word(words, *word);
     if (shell->port) {
         char port[16];
         snprintf(port, sizeof port, "%u", shell->port);

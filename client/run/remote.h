@@ -17,6 +17,7 @@
 #include "inbox.h"
 #include "process.h"
 #include "sink.h"
+#include "ssh.h"
 
 enum remote_state {
     REMOTE_CONNECTING, /* no greeting yet */
@@ -52,6 +53,7 @@ struct remote_shell {
     const char *command; /* --rsh; NULL: ssh */
     const char *identity_file;
     unsigned port;
+    enum ssh_age ssh_age;
     const sigset_t *mask;
 };
 

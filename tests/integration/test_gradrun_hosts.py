@@ -306,6 +306,51 @@ def expect_one_line(result: subprocess.CompletedProcess[str], host: str, *parts:
         assert part in lines[0], lines[0]
 
 
+def own_ssh(site: Site, *lines: str) -> dict[str, str]:
+    """An ssh before the others in PATH. The environment that has it."""
+    folder = site.tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "ssh").write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    (folder / "ssh").chmod(0o755)
+    return {"PATH": f"{folder}:{site.environment['PATH']}"}
+
+
+SSH_TRAPS = ["RemoteCommand echo theirs", "RequestTTY force", "StdinNull yes", "SessionType none",
+             "ForkAfterAuthentication yes", "LogLevel QUIET", "EscapeChar ~", "Tunnel yes",
+             "PermitLocalCommand yes\n LocalCommand cat",
+             "ControlMaster auto\n ControlPath {home}/master-%p-%h\n ControlPersist yes"]
+
+
+@pytest.mark.parametrize("trap", ["all", *SSH_TRAPS], ids=lambda trap: trap.split()[0])
+def test_whatever_ssh_config_says(site: Site, trap: str) -> None:
+    """The way to an agent is a plain pipe, and no connection stays behind."""
+    config = site.tmp_path / "ssh_config"
+    lines = "\n ".join(SSH_TRAPS if trap == "all" else [trap]).format(home=site.nodes.home)
+    config.write_text(f"Host *\n {lines}\n")
+    result = site.run("-H", site.hosts(1, 1), *site.script('print("here")'),
+                      **own_ssh(site, f'exec {site.nodes.bin}/ssh -F {config} "$@"'))
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] here", "[1] here"]
+    assert not site.nodes.processes(site.nodes.launcher)
+
+
+def test_a_quiet_ssh_is_made_to_say_why(site: Site) -> None:
+    result = site.run("-H", site.hosts(1), "--ssh-port", "23", "true", **own_ssh(
+        site, f'exec {site.nodes.bin}/ssh "$@" -o LogLevel=QUIET'))
+    expect_one_line(result, site.nodes.addresses[0], "nothing answers at its ssh port")
+
+
+@pytest.mark.parametrize("unknown", ["-oSessionType=*|-oStdinNull=*", "-oRemoteCommand=*|-G"],
+                         ids=["before 8.7", "before 7.6"])
+def test_an_ssh_that_does_not_know_newer_options(site: Site, unknown: str) -> None:
+    environment = own_ssh(
+        site, f'for i; do case "$i" in {unknown}) echo "Bad configuration option" >&2; exit 255;; '
+        f'esac; done; exec {site.nodes.bin}/ssh "$@"')
+    result = site.run("-H", site.hosts(1, 1), *site.script('print("here")'), **environment)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] here", "[1] here"]
+
+
 def test_an_unknown_host_key(site: Site) -> None:
     known = site.nodes.known_hosts
     before = known.read_text()

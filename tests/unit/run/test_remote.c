@@ -26,9 +26,25 @@ START_TEST(ssh_asks_nothing_and_takes_the_host_for_no_option)
         .program = "/opt/it's/gradrun", .port = 2222, .identity_file = "k"};
     const char *words = joined(&shell, "me@b", false);
     ck_assert_ptr_eq(strstr(words, "ssh|"), words);
-    ck_assert_ptr_nonnull(strstr(words, "|BatchMode=yes|"));
+    ck_assert_ptr_nonnull(strstr(words, "|-oBatchMode=yes|"));
     ck_assert_ptr_nonnull(strstr(words, "|-p|2222|-i|k|--|me@b|"));
     ck_assert_ptr_nonnull(strstr(words, "|exec '/opt/it'\\''s/gradrun' --agent|"));
+}
+END_TEST
+
+START_TEST(an_ssh_gets_no_option_that_it_does_not_know)
+{
+    static const struct {
+        enum ssh_age age;
+        bool has_command, has_type;
+    } rows[] = {{SSH_OLD, false, false}, {SSH_7_6, true, false}, {SSH_8_7, true, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct remote_shell shell = {.program = "/g", .ssh_age = rows[i].age};
+        const char *words = joined(&shell, "b", false);
+        ck_assert_int_eq(strstr(words, "|-oRemoteCommand=none|") != NULL, rows[i].has_command);
+        ck_assert_int_eq(strstr(words, "|-oSessionType=default|") != NULL, rows[i].has_type);
+        ck_assert_ptr_nonnull(strstr(words, "|--|b|exec '/g' --agent|"));
+    }
 }
 END_TEST
 
@@ -111,6 +127,7 @@ int main(void)
 {
     const TTest *const tests[] = {
         ssh_asks_nothing_and_takes_the_host_for_no_option,
+        an_ssh_gets_no_option_that_it_does_not_know,
         another_remote_shell_gets_host_and_command,
         this_host_needs_none,
         what_ssh_says_becomes_what_to_do,
