@@ -137,6 +137,8 @@ static int push(struct conn *conn, const Pb__Envelope *envelope, const int *fds,
     int rc = wire_out_push(&conn->out, envelope, fds, n_fds);
     if (rc == -ENOBUFS) {
         conn_close(conn, "does not read what is sent to it");
+    } else if (rc == -EMFILE || rc == -ENFILE) {
+        return rc; /* nothing was queued, and the other side has no part in it */
     } else if (rc < 0) {
         conn_close(conn, strerror(-rc));
     } else if (was_empty && !conn->is_reading && !conn->is_manual) {

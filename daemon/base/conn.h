@@ -40,7 +40,8 @@ void conn_free(struct conn *conn);
 
 /*
  * Queue an envelope; it leaves at the end of the current batch, or when the loop turns. On failure
- * the connection is closed (on_closed follows), so most callers need not look. 0 or -errno.
+ * the connection is closed (on_closed follows), so most callers need not look. 0 or -errno. Only
+ * where the copy of fd lacks a descriptor (-EMFILE, -ENFILE) does the connection go on.
  */
 int conn_push(struct conn *conn, const Pb__Envelope *envelope);
 int conn_push_fd(struct conn *conn, const Pb__Envelope *envelope, int fd);

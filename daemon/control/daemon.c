@@ -9,21 +9,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/systemd.h"
 #include "base/words.h"
 #include "control/admin.h"
+#include "control/descriptors.h"
 #include "control/rendezvous.h"
 #include "gradd/types.h"
 
 enum {
-    ADMIN_RESERVE = 32,  /* connections beyond max_sessions, for administrators */
-    UID_RESERVE = 8,     /* connections of one user beyond max_sessions_per_uid, to ask */
-    FDS_PER_SESSION = 3, /* socket, pidfd, and room for what is on its way */
-    FDS_OF_DAEMON = 128,
+    UID_RESERVE = 8, /* connections of one user beyond max_sessions_per_uid, to ask */
 };
 
 static const uint64_t MS = 1000000;
@@ -88,20 +85,14 @@ unsigned daemon_max_sessions(const struct daemon *daemon)
     return limit < daemon->max_sessions ? (unsigned)limit : daemon->max_sessions;
 }
 
-static void raise_descriptor_limit(struct daemon *daemon)
+/* Known once it is clear whether other nodes are listened for. */
+static void share_descriptors(struct daemon *daemon, uint64_t limit)
 {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    uint64_t n = limit.rlim_cur > FDS_OF_DAEMON ? limit.rlim_cur - FDS_OF_DAEMON : 0;
-    n /= FDS_PER_SESSION;
-    daemon->max_sessions = n > 65536 ? 65536 : n < 1 ? 1 : (unsigned)n;
+    daemon->max_sessions = descriptors_sessions(limit, peers_is_listening(&daemon->peers));
     if (daemon->max_sessions < daemon->config.max_sessions)
         log_info("config",
                  "max_sessions is %u: %" PRIu64 " descriptors (LimitNOFILE) allow no more",
-                 daemon->max_sessions, (uint64_t)limit.rlim_cur);
+                 daemon->max_sessions, limit);
 }
 
 static void notify_status(const struct daemon *daemon, const char *prefix)
@@ -147,7 +138,7 @@ static void reload(struct daemon *daemon)
 static const char *find_excess(const struct daemon *daemon, const struct session *fresh)
 {
     uint64_t limit = daemon_max_sessions(daemon);
-    if (daemon->n_sessions > limit + ADMIN_RESERVE)
+    if (daemon->n_sessions > limit + DESCRIPTORS_ADMINS)
         return "too many connections";
     if (fresh->is_admin)
         return NULL;
@@ -405,7 +396,7 @@ static int start(struct daemon *daemon)
     if (!daemon->loop)
         return -ENOMEM;
     name_node(daemon);
-    raise_descriptor_limit(daemon);
+    uint64_t n_descriptors = descriptors_raise_limit();
     look_up_admin_group(daemon);
     int rc = worker_setup_init(&daemon->workers, daemon->loop, &daemon->config, daemon->node);
     if (rc < 0) {
@@ -429,7 +420,10 @@ static int start(struct daemon *daemon)
         ask_gpus(daemon);
     if (rc == 0)
         rc = open_listener(daemon);
-    return rc < 0 ? rc : start_peers(daemon);
+    if (rc == 0)
+        rc = start_peers(daemon);
+    share_descriptors(daemon, n_descriptors);
+    return rc;
 }
 
 static void tell_ready(struct daemon *daemon)

@@ -292,7 +292,7 @@ static void send_epoch_begin(struct job *job, Pb__Layout *layout)
     worker_process_send(job->worker, &envelope, -1);
 }
 
-static void send_add_member(struct job *job, const struct member *member, int fd)
+static int send_add_member(struct job *job, const struct member *member, int fd)
 {
     Pb__AddMember add = PB__ADD_MEMBER__INIT;
     add.epoch = job->membership.epoch;
@@ -304,7 +304,7 @@ static void send_add_member(struct job *job, const struct member *member, int fd
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_ADD_MEMBER;
     envelope.add_member = &add;
-    worker_process_send(job->worker, &envelope, fd);
+    return worker_process_send(job->worker, &envelope, fd);
 }
 
 /* What its launcher has not told it. */
@@ -353,11 +353,13 @@ static int introduce(struct job *job, struct member *member)
         .n_nodes = job->layout ? job->layout->n_nodes : 1,
     };
     place.device_path = takes_devices(job, job->layout, &place.device_text);
-    send_add_member(job, member, ends[1]);
-    session_on_joined(member->session, &place, ends[0]);
+    int rc = send_add_member(job, member, ends[1]);
+    if (rc != -EMFILE && rc != -ENFILE)
+        rc = session_on_joined(member->session, &place, ends[0]);
     close(ends[0]);
     close(ends[1]);
-    return 0;
+    /* A connection that has ended fails the epoch by itself, and knows better why. */
+    return rc == -EMFILE || rc == -ENFILE ? rc : 0;
 }
 
 /* Tell the worker and the trainers of this node. */

@@ -224,7 +224,13 @@ static void on_data_link(void *owner, const struct link_hello *hello, int fd)
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_LINK_ARRIVED;
     envelope.link_arrived = &arrived;
-    worker_process_send(job->worker, &envelope, fd);
+    int rc = worker_process_send(job->worker, &envelope, fd);
+    if (rc < 0) {
+        struct log_fields fields = job_fields(job);
+        log_line(LOG_LEVEL_WARNING, "job", &fields,
+                 "a data connection of node %u can not be given to the worker: %s",
+                 hello->from_node, strerror(-rc));
+    }
 }
 
 const struct peers_ops rendezvous_peers_ops = {

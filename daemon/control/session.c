@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control/session.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -441,7 +442,7 @@ static void on_leave(struct session *session)
     conn_push(session->conn, &envelope);
 }
 
-void session_on_joined(struct session *session, const struct session_place *place, int fd)
+int session_on_joined(struct session *session, const struct session_place *place, int fd)
 {
     const struct member *member = &session->member;
     watch_disarm(session->timer);
@@ -461,9 +462,10 @@ void session_on_joined(struct session *session, const struct session_place *plac
     Pb__Envelope envelope = PB__ENVELOPE__INIT;
     envelope.body_case = PB__ENVELOPE__BODY_JOINED;
     envelope.joined = &joined;
-    if (!session->conn || conn_push_fd(session->conn, &envelope, fd) < 0)
-        return;
-    conn_flush(session->conn);
+    int rc = session->conn ? conn_push_fd(session->conn, &envelope, fd) : -EPIPE;
+    if (rc == 0)
+        conn_flush(session->conn);
+    return rc;
 }
 
 void session_on_join_refused(struct session *session, const struct fault *fault)

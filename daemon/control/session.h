@@ -74,8 +74,8 @@ void session_free(struct session *session);
 /* Reply with an error and close. */
 void session_reject(struct session *session, int code, const char *text);
 
-/* From the job of its member. fd is borrowed. */
-void session_on_joined(struct session *session, const struct session_place *place, int fd);
+/* From the job of its member. fd is borrowed. 0, or -errno: the trainer does not hear of it. */
+int session_on_joined(struct session *session, const struct session_place *place, int fd);
 void session_on_join_refused(struct session *session, const struct fault *fault);
 void session_on_epoch_failed(struct session *session, const struct session_failure *failure);
 /* The worker has lost it; the session finds out how. */

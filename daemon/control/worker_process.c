@@ -252,13 +252,14 @@ bool worker_process_takes_devices(const struct worker_process *worker, const cha
     return worker && worker->takes_devices;
 }
 
-void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
+int worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
 {
     if (!worker->conn)
-        return;
+        return -EPIPE;
     int rc = fd >= 0 ? conn_push_fd(worker->conn, envelope, fd) : conn_push(worker->conn, envelope);
     if (rc == 0)
         conn_flush(worker->conn);
+    return rc;
 }
 
 void worker_process_drain(struct worker_process *worker)

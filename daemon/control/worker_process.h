@@ -71,8 +71,9 @@ struct gpu_use {
 };
 struct gpu_use worker_process_gpu_use(const char *uuid);
 
-/* Send at once. fd -1: none. Trouble ends the worker: on_ended() follows. */
-void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd);
+/* Send at once. fd -1: none. 0 or -errno. Trouble ends the worker: on_ended() follows; but for want
+ * of a descriptor (-EMFILE, -ENFILE), when nothing was sent. */
+int worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd);
 
 /* Hand over what it has sent already, without waiting for the loop. */
 void worker_process_drain(struct worker_process *worker);
