@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import cluster  # noqa: E402
 import harness  # noqa: E402
+import hostile  # noqa: E402
 import netns  # noqa: E402
 
 LIMIT_S = 60.0
@@ -100,3 +101,39 @@ def make_cluster(world: harness.World) -> Callable[..., cluster.Cluster]:
     if reason:
         pytest.skip(reason)
     return functools.partial(cluster.Cluster, world)
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[hostile.Honest]:
+    """One daemon and one honest job for all lies of this file."""
+    world = harness.World()
+    try:
+        yield hostile.Honest(world, job_linger_s=0)
+    except BaseException:
+        world.close(is_failed=True)
+        raise
+    world.close(is_failed=False)
+
+
+@pytest.fixture
+def honest(long_lived: hostile.Honest) -> Iterator[hostile.Honest]:
+    """After the test the honest job works, and nothing of the liars is left in the daemon."""
+    daemon_fds, worker_fds = harness.fds_of(long_lived.daemon.pid), harness.fds_of(long_lived.worker)
+    n_lines = len(long_lived.daemon.log.lines)
+    yield long_lived
+    long_lived.assert_alive()
+    harness.eventually(lambda: long_lived.daemon.worker_pids() == [long_lived.worker],
+               "the workers of the liars are gone")
+    harness.eventually(lambda: long_lived.daemon.admin("status") and
+               len(harness.fds_of(long_lived.daemon.pid)) <= len(daemon_fds),
+               f"the daemon has closed what it opened: {daemon_fds}")
+    assert len(harness.fds_of(long_lived.worker)) == len(worker_fds)
+    assert not harness.memfd_mappings(long_lived.daemon.pid)
+    assert len(long_lived.daemon.log.lines) - n_lines < 200, "a liar can flood the log"
+
+
+@pytest.fixture
+def liars(honest: hostile.Honest) -> Iterator[hostile.Liars]:
+    job = hostile.Liars(honest.daemon, 2)
+    yield job
+    job.close()
