@@ -169,8 +169,6 @@ static void pass_signal(struct launch *l, uint32_t number)
         ranks_signal_groups(&l->ranks, (int)number);
     if (number == SIGUSR1 || number == SIGUSR2)
         ranks_signal(&l->ranks, (int)number);
-    if (number == SIGSTOP)
-        l->silent_at = INFINITY; /* the launcher stops too */
 }
 
 /* Whoever reads that stream has gone: ranks that write to it shall hear so from the kernel. */

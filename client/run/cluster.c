@@ -72,15 +72,13 @@ static void flush_remotes(struct cluster *c)
             sink_flush(&c->remotes[i].to); /* a broken one is noticed by its process's end */
 }
 
-/* The ranks stop with us. */
-static void on_stop(struct cluster *c)
+/* The ranks stop with who waits for us. We go on: agents that hear nothing end everything. */
+static void pause_ranks(struct cluster *c, bool is_paused)
 {
-    send_to_all(c, (struct message){.kind = FRAME_SIGNAL, .signal = SIGSTOP});
-    flush_remotes(c);
-    raise(SIGSTOP);
-    send_to_all(c, (struct message){.kind = FRAME_SIGNAL, .signal = SIGCONT});
-    for (unsigned i = 0; i < c->hosts->n; i++)
-        c->remotes[i].heard_at = cluster_now_s();
+    if (c->is_paused != is_paused && c->state == CLUSTER_RUNNING)
+        send_to_all(
+            c, (struct message){.kind = FRAME_SIGNAL, .signal = is_paused ? SIGSTOP : SIGCONT});
+    c->is_paused = is_paused;
 }
 
 static void on_signals(struct cluster *c)
@@ -92,7 +90,8 @@ static void on_signals(struct cluster *c)
             collect(c);
             break;
         case SIGTSTP:
-            on_stop(c);
+        case SIGCONT:
+            pause_ranks(c, info.ssi_signo == SIGTSTP);
             break;
         case SIGUSR1:
         case SIGUSR2:

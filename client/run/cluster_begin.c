@@ -285,4 +285,6 @@ void cluster_start(struct cluster *c)
                                       .master_port = first->master_port,
                                       .text = address,
                                       .text_bytes = strlen(address)});
+    for (unsigned i = 0; i < c->hosts->n && c->is_paused; i++)
+        cluster_send(c, &c->remotes[i], (struct message){.kind = FRAME_SIGNAL, .signal = SIGSTOP});
 }

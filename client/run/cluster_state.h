@@ -59,6 +59,7 @@ struct cluster {
     struct verdict verdict;
     enum { INPUT_NONE, INPUT_WANTED, INPUT_SENT } input; /* ours, for rank 0 */
     bool is_interrupted, is_killing, is_muted[3];
+    bool is_paused; /* ranks are stopped, and so is who waits for us; we are not */
     double interrupted_at, timeout_at, ping_at, give_up_at; /* monotonic; INFINITY: never */
     char key[JOB_KEY_DIGITS + 1], name[64], directory[4096], program[4096];
 };

@@ -28,6 +28,27 @@ static void clean_up_after(void)
         continue;
 }
 
+/* As the kernel does it, so that a shell sees it; it does not where nobody could let us go on. */
+static void stop(void)
+{
+    sigset_t stopping;
+    sigemptyset(&stopping);
+    sigaddset(&stopping, SIGTSTP);
+    raise(SIGTSTP);
+    sigprocmask(SIG_UNBLOCK, &stopping, NULL); /* here */
+    sigprocmask(SIG_BLOCK, &stopping, NULL);
+}
+
+/* The child only hears of a stop: it is the one that ends everything when we are killed. */
+static void pass_on(pid_t child, int signal)
+{
+    kill(child, signal);
+    if (signal == SIGTSTP) {
+        stop();
+        kill(child, SIGCONT);
+    }
+}
+
 static int wait_for(pid_t child, const sigset_t *watched)
 {
     siginfo_t info;
@@ -35,7 +56,7 @@ static int wait_for(pid_t child, const sigset_t *watched)
     while (!process_poll(child, &ending)) {
         int signal = sigwaitinfo(watched, &info);
         if (signal > 0 && signal != SIGCHLD)
-            kill(child, signal);
+            pass_on(child, signal);
     }
     process_reap(child);
     if (ending.signal) {
@@ -50,7 +71,8 @@ static int wait_for(pid_t child, const sigset_t *watched)
 
 int front_run(front_body *body, const struct args *args)
 {
-    static const int passed_on[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
+    static const int passed_on[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
+                                    SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD};
     sigset_t watched, old_mask;
     sigemptyset(&watched);
     for (size_t i = 0; i < sizeof passed_on / sizeof passed_on[0]; i++)

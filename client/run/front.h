@@ -2,7 +2,8 @@
 /*
  * The process that the user sees. It does the work in a child and passes signals on, so that
  * neither of the two can be killed without the other cleaning up: the child is told of our death
- * by the kernel and ends the job in order; of its death we hear as its parent.
+ * by the kernel and ends the job in order; of its death we hear as its parent. Ctrl-Z stops us and
+ * the ranks, never the child, so that this holds meanwhile.
  *
  * Thread: any; forks, so before other threads exist.
  */

@@ -97,12 +97,13 @@ static void on_end_signal(struct launch *l, int signal)
     }
 }
 
-/* Ranks are in groups of their own: what the terminal does to ours is passed on. */
-static void on_stop(struct launch *l)
+/* Ranks are in groups of their own: what the terminal does to ours is passed on. We go on: a
+ * stopped process could not end them. */
+static void pause_ranks(struct launch *l, bool is_paused)
 {
-    ranks_signal_groups(&l->ranks, SIGSTOP);
-    raise(SIGSTOP);
-    ranks_signal_groups(&l->ranks, SIGCONT);
+    if (l->is_paused != is_paused && l->state == LAUNCH_RUNNING)
+        ranks_signal_groups(&l->ranks, is_paused ? SIGSTOP : SIGCONT);
+    l->is_paused = is_paused;
 }
 
 static void on_signals(struct launch *l)
@@ -114,7 +115,8 @@ static void on_signals(struct launch *l)
             on_child(l, (pid_t)info.ssi_pid);
             break;
         case SIGTSTP:
-            on_stop(l);
+        case SIGCONT:
+            pause_ranks(l, info.ssi_signo == SIGTSTP);
             break;
         case SIGUSR1:
         case SIGUSR2:

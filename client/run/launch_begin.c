@@ -26,6 +26,8 @@ void launch_start_ranks(struct launch *l)
                                                : LAUNCH_EXIT_FAILED);
         return;
     }
+    if (l->is_paused)
+        ranks_signal_groups(&l->ranks, SIGSTOP);
     l->role->on_started(l);
 }
 

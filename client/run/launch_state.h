@@ -59,6 +59,7 @@ struct launch {
     int signal_fd;
     const sigset_t *rank_mask;
     bool is_interrupted, is_killing;
+    bool is_paused;             /* ranks are stopped, and so is who waits for us; we are not */
     double timeout_at, kill_at; /* monotonic seconds; INFINITY: never */
     double interrupted_at;      /* valid when is_interrupted */
     double silent_at;           /* no word from the launcher since too long; INFINITY: never */

@@ -68,8 +68,8 @@ int process_spawn(const struct spawn *spawn, pid_t *out_pid)
 
 int signals_watch(void)
 {
-    static const int watched[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
-                                  SIGCHLD, SIGTSTP, SIGUSR1, SIGUSR2};
+    static const int watched[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGCHLD,
+                                  SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2};
     sigset_t set;
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof watched / sizeof watched[0]; i++)

@@ -266,6 +266,15 @@ def test_sigkill_of_gradrun_leaves_nothing(world: World, runtime: Path, tmp_path
     running.assert_gone()
 
 
+def test_sigkill_after_ctrl_z_leaves_nothing(world: World, runtime: Path, tmp_path: Path) -> None:
+    running = Running(world, runtime, tmp_path)
+    # The session is gradrun's own: nobody in it could let it go on, so only the ranks might stop.
+    os.killpg(running.process.pid, signal.SIGTSTP)
+    running.process.kill()
+    running.process.wait(REPLY_S)
+    running.assert_gone()
+
+
 def test_the_nodes_daemon_is_used_when_there_is_one(world: World, runtime: Path,
                                                     tmp_path: Path) -> None:
     daemon = world.daemon()

@@ -92,11 +92,12 @@ class Site:
 class Running:
     """A gradrun whose ranks have said "up"."""
 
-    def __init__(self, site: Site, words: list[str], **extra: str) -> None:
+    def __init__(self, site: Site, words: list[str], is_job: bool = False, **extra: str) -> None:
         self.site = site
         self.process = site.world.popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-            text=True, env={**site.environment, **extra}, cwd=site.tmp_path, start_new_session=True)
+            text=True, env={**site.environment, **extra}, cwd=site.tmp_path,
+            **({"preexec_fn": os.setpgrp} if is_job else {"start_new_session": True}))
         self.out = LineReader(self.process.stdout)
         self.err = LineReader(self.process.stderr)
 
@@ -504,6 +505,97 @@ def test_a_second_ctrl_c_kills_at_once(site: Site) -> None:
     os.kill(running.pid(), signal.SIGINT)
     assert running.wait() in (-2, 130)
     assert time.monotonic() - started < 4.5 * SLOW
+
+
+def state(pid: int) -> str:
+    """As ps(1) shows it: T is stopped; nothing when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+class Script:
+    """gradrun in a script: in the process group of the shell that runs it, a job of our session."""
+
+    def __init__(self, site: Site, *options: str) -> None:
+        self.site = site
+        self.running = Running(site, ["sh", "-c", '"$@"; exit $?', "sh", *site.words(*options)],
+                               is_job=True)
+        self.group = self.running.process.pid
+
+    def front(self) -> int:
+        children = Path(f"/proc/{self.group}/task/{self.group}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def stop(self, *ranks: int) -> None:
+        """As Ctrl-Z does."""
+        os.killpg(self.group, signal.SIGTSTP)
+        for pid in (self.front(), *ranks):
+            eventually(lambda: state(pid) == "T", f"{pid} is stopped", REPLY_S)
+
+
+def rank_pids(running: Running) -> list[int]:
+    """Of ranks that print "up" and their pid: the namespaces of nodes are those of the network."""
+    return [int(line.split()[2]) for line in running.out.lines if " up " in line]
+
+
+COUNT = """
+    print("up", os.getpid(), flush=True)
+    for i in range(10**9):
+        print("turn", i, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def start_script(site: Site) -> tuple[Script, list[int]]:
+    script = Script(site, "-H", site.hosts(1, 2), *site.script(COUNT))
+    eventually(lambda: len(rank_pids(script.running)) == 3,
+               f"3 ranks are up; stderr: {script.running.err.lines}")
+    return script, rank_pids(script.running)
+
+
+def test_ctrl_z_stops_the_ranks_and_fg_goes_on(site: Site) -> None:
+    script, ranks = start_script(site)
+    script.stop(*ranks)
+    os.killpg(script.group, signal.SIGCONT)
+    for rank in range(3):
+        n = sum(line.startswith(f"[{rank}] turn") for line in script.running.out.lines)
+        eventually(lambda: sum(line.startswith(f"[{rank}] turn")
+                               for line in script.running.out.lines) > n + 50, f"{rank} goes on")
+    os.killpg(script.group, signal.SIGTERM)
+    script.running.wait()
+
+
+@pytest.mark.parametrize("which", ["front", "all"])
+def test_killed_while_stopped_leaves_nothing(site: Site, which: str) -> None:
+    script, ranks = start_script(site)
+    script.stop(*ranks)
+    if which == "front":
+        os.kill(script.front(), signal.SIGKILL)
+        site.assert_nothing_is_left()
+    os.killpg(script.group, signal.SIGKILL)
+    script.running.wait()
+
+
+def test_a_launcher_stopped_by_force_goes_on(site: Site) -> None:
+    """Its pipes fill, and nothing is lost."""
+    running = site.start("-H", site.hosts(1, 1), *site.script("""
+        print("up", flush=True)
+        for i in range(50000): print(os.environ["RANK"], i)
+        print("end")
+    """))
+    running.wait_until_up(2)
+    os.killpg(running.pid(), signal.SIGSTOP)
+    eventually(lambda: state(running.pid()) == "T", "it is stopped")
+    os.killpg(running.pid(), signal.SIGCONT)
+    assert running.wait() == 0, running.errors()
+    running.out.thread.join(10)
+    for rank in range(2):
+        lines = [line for line in running.out.lines if line.startswith(f"[{rank}] ")]
+        assert lines == [f"[{rank}] up", *(f"[{rank}] {rank} {i}" for i in range(50000)),
+                         f"[{rank}] end"]
 
 
 def agents(site: Site, i: int) -> list[int]:
