@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of a job share: job.c (life, joining, leaving), job_epoch.c (epochs and the
- * worker) and rendezvous.c (the other nodes). Thread: loop.
+ * What the files of a job share: job.c (life, joining, leaving), job_epoch.c (how epochs begin),
+ * job_failure.c (how they fail), job_guard.c (how losses show), job_worker.c and rendezvous.c (the
+ * other nodes). Thread: loop.
  */
 #ifndef GRADD_CONTROL_JOB_INTERNAL_H
 #define GRADD_CONTROL_JOB_INTERNAL_H
@@ -49,12 +50,28 @@ void job_refuse(struct job *job, struct member *member, const struct fault *faul
 
 int job_epoch_init(struct job *job); /* timers; 0 or -ENOMEM, then deinit too */
 void job_epoch_deinit(struct job *job);
+/* Begin an epoch if ranks, worker and other nodes are ready for one. */
+void job_try_begin(struct job *job);
+
+/* ---- job_worker.c */
 
 int job_start_worker(struct job *job, struct fault *out_fault);
-void job_try_begin(struct job *job);
+
+/* ---- job_failure.c */
+
 /* Fail the running epoch, here and on its other nodes. Nothing happens when it is not alive. */
 void job_fail(struct job *job, const struct job_failure *failure, enum job_teller teller);
+/* The worker has answered: perhaps the request behind the last EpochAbort. */
+void job_on_abort_answer(struct job *job, const Pb__StatsReply *reply);
+/* The worker has ended: it obeys nothing any more. */
+void job_abort_without_worker(struct job *job);
+void job_on_abort_limit(void *job); /* of job->abort.limit */
+
+/* ---- job_guard.c */
+
 /* The worker of node `reporter` has lost its link to the one of `node`. text: how. */
 void job_on_link_lost(struct job *job, uint32_t reporter, uint32_t node, const char *text);
+void job_on_lost_link_limit(void *job); /* of job->lost_link.limit */
+void job_on_ping(void *job);            /* of job->ping */
 
 #endif
