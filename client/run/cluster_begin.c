@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "descriptors.h"
 #include "link.h"
 #include "private.h"
 
@@ -46,11 +47,23 @@ static int allocate(struct cluster *c, char *error, size_t bytes)
     return 0;
 }
 
+/* Three pipes and a name to look up for each host, a log for each rank. */
+static int reserve_descriptors(const struct cluster *c, char *error, size_t bytes)
+{
+    char what[32];
+    unsigned n = c->hosts->n, n_logs = c->args->output_dir ? hosts_n_ranks(c->hosts) : 0;
+    snprintf(what, sizeof what, "%u host%s", n, n == 1 ? "" : "s");
+    return descriptors_reserve(4 * n + n_logs + 24, what, error, bytes);
+}
+
 int cluster_set_up(struct cluster *c, char *error, size_t bytes)
 {
     console_init(&c->console);
     uint32_t number = 0;
-    int rc = c->signal_fd = signals_watch();
+    int rc = reserve_descriptors(c, error, bytes);
+    if (rc < 0)
+        return rc;
+    rc = c->signal_fd = signals_watch();
     if (rc < 0)
         return snprintf(error, bytes, "cannot watch signals: %s", strerror(-rc)), rc;
     if (!getcwd(c->directory, sizeof c->directory))

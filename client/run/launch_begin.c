@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "descriptors.h"
 #include "frame.h"
 
 void launch_start_ranks(struct launch *l)
@@ -75,9 +76,21 @@ static void set_up_environment(struct launch *l)
     };
 }
 
+/* Two pipes and a log for each rank; signals, the daemon and its pipes, what is being started. */
+static int reserve_descriptors(const struct launch *l, char *error, size_t bytes)
+{
+    char what[32];
+    unsigned n = l->args->n_ranks;
+    snprintf(what, sizeof what, "%u rank%s", n, n == 1 ? "" : "s");
+    return descriptors_reserve(n * (l->output.dir ? 3 : 2) + 24, what, error, bytes);
+}
+
 int launch_set_up(struct launch *l, const struct place *places, char *error, size_t bytes)
 {
-    int rc = l->signal_fd = signals_watch();
+    int rc = reserve_descriptors(l, error, bytes);
+    if (rc < 0)
+        return rc;
+    rc = l->signal_fd = signals_watch();
     if (rc < 0)
         return snprintf(error, bytes, "cannot watch signals: %s", strerror(-rc)), rc;
     set_up_environment(l);

@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "descriptors.h"
+
 /* In the child: everything up to exec(). Returns errno's negative when that fails. */
 static int become(const struct spawn *spawn, pid_t parent)
 {
@@ -31,6 +33,7 @@ static int become(const struct spawn *spawn, pid_t parent)
         if (spawn->keep[i] >= 0 && fcntl(spawn->keep[i], F_SETFD, 0) < 0)
             return -errno;
     signal(SIGPIPE, SIG_DFL);
+    descriptors_restore();
     sigprocmask(SIG_SETMASK, spawn->mask, NULL);
     execvpe(spawn->argv[0], spawn->argv, spawn->envp);
     return -errno;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,27 @@ def test_all_launcher_variables_agree(runtime: Path, tmp_path: Path) -> None:
         lib.gradd_shutdown(g)
     """)
     assert result.returncode == 0, result.stderr
+
+
+def limited(words: list[str], runtime: Path, soft: int, hard: int) -> Any:
+    return subprocess.run(["prlimit", f"--nofile={soft}:{hard}", *words], capture_output=True,
+                          text=True, timeout=60, env=environment(runtime))
+
+
+def test_a_low_limit_on_open_files_is_raised_for_gradrun_only(runtime: Path,
+                                                              tmp_path: Path) -> None:
+    words = command(tmp_path, 40, "", "--output", str(tmp_path / "logs"))
+    result = limited([*words[:-2], "sh", "-c", "ulimit -n"], runtime, 48, 1024)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == sorted(f"[{i}] 48" for i in range(40))
+
+
+def test_a_limit_on_open_files_that_is_too_low_is_told(runtime: Path, tmp_path: Path) -> None:
+    result = limited(command(tmp_path, 40, ""), runtime, 48, 64)
+    assert result.returncode == 1, result
+    assert re.fullmatch(r"gradrun: 40 ranks need \d+ open files, and at most 64 are allowed here: "
+                        r"raise the limit \(.*\)\n", result.stderr), result.stderr
+    assert not list(runtime.iterdir()), "something was started"
 
 
 def test_the_first_failure_ends_all_and_gives_its_code(runtime: Path, tmp_path: Path) -> None:

@@ -294,6 +294,15 @@ def test_a_program_that_is_not_there(site: Site) -> None:
     assert len(own_lines(result)) == 1 and "/nonexistent/program" in result.stderr
 
 
+def test_too_few_open_files_for_the_hosts(site: Site) -> None:
+    words = ["prlimit", "--nofile=32:36", *site.words("-H", site.hosts(1, 1, 1, 1), "true")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60 * SLOW,
+                            stdin=subprocess.DEVNULL, env=site.environment)
+    assert result.returncode == 1, result
+    assert re.fullmatch(r"gradrun: 4 hosts need \d+ open files, and at most 36 are allowed here: "
+                        r"raise the limit \(.*\)\n", result.stderr), result.stderr
+
+
 def test_the_time_limit(site: Site) -> None:
     result = site.run("-H", site.hosts(1, 1), "--timeout", "0.5", *site.script(WAIT))
     assert result.returncode == 124 and "0.5 s" in result.stderr, result
