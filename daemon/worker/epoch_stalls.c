@@ -12,19 +12,23 @@
 
 static const uint64_t ms = 1000000, second = 1000000000;
 
+static uint64_t look_interval(const struct epoch_setup *setup)
+{
+    uint64_t interval = second;
+    if (setup->stall_warn_ns && setup->stall_warn_ns / 2 < interval)
+        interval = setup->stall_warn_ns / 2;
+    if (setup->op_timeout_ns && setup->op_timeout_ns / 4 < interval)
+        interval = setup->op_timeout_ns / 4;
+    return interval < 5 * ms ? 5 * ms : interval;
+}
+
 void epoch_watch_stalls(struct epoch *epoch)
 {
     bool is_waiting = (epoch->plan && plan_n_waiting(epoch->plan) > 0) || epoch->n_stalled > 0 ||
                       exec_has_starved(epoch->exec) || (epoch->net && net_is_busy(epoch->net));
     if (!is_waiting || watch_is_armed(epoch->stall_timer))
         return;
-    uint64_t delay = second;
-    const uint64_t warn = epoch->setup->stall_warn_ns, timeout = epoch->setup->op_timeout_ns;
-    if (warn && warn / 2 < delay)
-        delay = warn / 2;
-    if (timeout && timeout / 4 < delay)
-        delay = timeout / 4;
-    watch_arm(epoch->stall_timer, delay < 5 * ms ? 5 * ms : delay);
+    watch_arm(epoch->stall_timer, look_interval(epoch->setup));
 }
 
 struct stall_report {
@@ -74,32 +78,46 @@ static void on_stall(void *data, const struct plan_stall *stall)
     log_stall(report, "plan");
 }
 
-/* The daemons hear each other and a peer's kernel answers, and still no data comes: then a link
- * that only looks alive holds up every op. */
+static void warn_of_link(struct stall_report *report, const struct net_stall *stall)
+{
+    const struct epoch *epoch = report->epoch;
+    snprintf(report->text, sizeof report->text,
+             "%s: the data connection to node %s has moved nothing since %.3g s (%s)", epoch->label,
+             epoch->layout->nodes[stall->node].name, (double)stall->waited_ns / 1e9, stall->text);
+    log_stall(report, "net");
+}
+
+static void give_up_link(struct epoch *epoch, const struct net_stall *stall)
+{
+    char text[200];
+    snprintf(text, sizeof text, "nothing moved for %.3g s (op_timeout_s), %s",
+             (double)stall->waited_ns / 1e9, stall->text);
+    net_give_up(epoch->net, stall->node, text);
+}
+
+/*
+ * The daemons hear each other and a peer's kernel answers, and still no data comes: then a link
+ * that only looks alive holds up every op, and every node waits. Who cannot be sure that it is its
+ * own link leaves the word to the others, by as much as their looks may be apart.
+ */
 static void check_links(struct stall_report *report, uint64_t now_ns)
 {
     struct epoch *epoch = report->epoch;
     const uint64_t warn = epoch->setup->stall_warn_ns, timeout = epoch->setup->op_timeout_ns;
     struct net_stall stall;
-    bool is_late = false;
-    if (epoch->net && net_find_stall(epoch->net, now_ns, &stall)) {
-        const double waited_s = (double)stall.waited_ns / 1e9;
-        is_late = warn && stall.waited_ns >= warn;
-        report->n_stalled += is_late;
-        if (is_late && !epoch->is_link_late) {
-            snprintf(report->text, sizeof report->text,
-                     "%s: the data connection to node %s has moved nothing since %.3g s (%s)",
-                     epoch->label, epoch->layout->nodes[stall.node].name, waited_s, stall.text);
-            log_stall(report, "net");
-        }
-        if (timeout && stall.waited_ns >= timeout) {
-            char text[160];
-            snprintf(text, sizeof text, "nothing moved for %.3g s (op_timeout_s), %s", waited_s,
-                     stall.text);
-            net_give_up(epoch->net, stall.node, text);
-        }
+    if (!epoch->net || !net_find_stall(epoch->net, now_ns, &stall)) {
+        epoch->is_link_late = false;
+        return;
     }
-    epoch->is_link_late = is_late;
+    if (warn && stall.waited_ns >= warn) {
+        report->n_stalled++;
+        if (!epoch->is_link_late)
+            warn_of_link(report, &stall);
+        epoch->is_link_late = true;
+    }
+    const uint64_t grace = stall.is_sure ? 0 : 2 * look_interval(epoch->setup);
+    if (timeout && stall.waited_ns >= timeout + grace)
+        give_up_link(epoch, &stall);
 }
 
 void epoch_on_stall_timer(void *data)

@@ -329,6 +329,53 @@ def test_a_stopped_trainer_fails_the_op_after_op_timeout(make_cluster: MakeClust
     assert "rank 1" in result["error"] and "node1" in result["error"], result
 
 
+# ------------------------------------------------------------------ links that only look alive
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("is_large", [True, False], ids=["large", "small"])
+def test_a_link_that_stalls_is_named_after_op_timeout(make_cluster: MakeCluster,
+                                                      is_large: bool) -> None:
+    """A firewall drops what two workers send each other; their daemons hear each other. Node 0
+    waits as long as they do, but it is not its link."""
+    limit_s = 2.0 * SLOW
+    cluster = make_cluster(3, op_timeout_s=limit_s, peer_dead_s=10 * limit_s)
+    members = cluster.job(LAYOUT)
+    allreduce_is_right(members, "before")
+    if is_large:
+        for node in cluster.nodes:
+            node.cap(10)
+        settle(trainers_of(members), "launch", tag="x", n=1, count=2 << 20)
+        wait_until_sent(cluster, 1, 512 << 10)
+    for node, other in ((1, 2), (2, 1)):
+        cluster.nodes[node].block_connections(cluster.worker_pid(node), cluster.nodes[other])
+    since = time.time()
+    if not is_large:
+        settle(trainers_of(members), "launch", tag="x", n=1)
+    results = ends(members, [], "x")
+    words = (r"worker of node (node1 lost its link to node node2|node2 .* to node node1)\b",
+             r"nothing moved for [0-9.]+ s \(op_timeout_s\), stream \d+: ",
+             r"\d+ of \d+ bytes of a message (sent|received)|\d+ bytes not acknowledged")
+    expect_told(results, since, words, 1, within_s=2 * limit_s + SLOW)
+    cluster.network.heal()
+    settle(trainers_of(members), "shutdown_all")
+    cluster.expect_nothing_left()
+    cluster.join(members)
+    allreduce_is_right(members, "after")
+
+
+@pytest.mark.limit(90)
+def test_a_slow_ring_is_not_given_up_while_it_moves(make_cluster: MakeCluster) -> None:
+    op_timeout_s = 0.5 * SLOW
+    cluster = make_cluster(3, op_timeout_s=op_timeout_s)
+    members = cluster.job(LAYOUT)
+    for node in cluster.nodes:
+        node.cap(10 / SLOW)
+    since = time.monotonic()
+    allreduce_is_right(members, "slow", n=1, count=1 << 20)
+    assert time.monotonic() - since > 2 * op_timeout_s  # else this test has shown nothing
+
+
 # ------------------------------------------------------------------ strangers
 
 STRANGE = {

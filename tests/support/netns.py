@@ -26,6 +26,7 @@ from typing import Any, Iterator
 PREFIX = "gradd-"
 NAME = re.compile(r"^gradd-(\d+)-(\d+)-(hub|n\d+)$")
 NETNS_DIR = "/run/netns"
+RULE = "7000"  # of block_connections(): before the tables of routes
 CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 _reason: str | None = None
@@ -71,6 +72,21 @@ def _pids_in(name: str) -> list[int]:
         except OSError:
             pass  # it has ended
     return pids
+
+
+def tcp_ports(pid: int) -> list[tuple[int, int]]:
+    """The ports, here and there, of the process's TCP connections."""
+    sockets = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        match = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        if match:
+            sockets.add(match.group(1))
+    rows = []
+    for family in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{family}") as file:
+            rows += [line.split() for line in file][1:]
+    return [(int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16))
+            for row in rows if row[9] in sockets]
 
 
 def _remove(name: str) -> None:
@@ -128,6 +144,7 @@ class Node:
         self.namespace = f"{network.tag}-n{index}"
         self.address = f"10.77.0.{index + 1}"
         self.port = f"p{index}"
+        self.n_rules = 0  # of block_connections()
 
     @property
     def prefix(self) -> list[str]:
@@ -205,6 +222,19 @@ class Node:
         for one, two in ((self, other), (other, self)):
             _run("ip", "-n", one.namespace, "route", "del", "blackhole", two.address + "/32")
 
+    def block_connections(self, pid: int, other: "Node") -> None:
+        """As a firewall may: what the process, which is on this node, sends to the other node over
+        the connections that it has now is lost. Other processes' pass."""
+        for port, peer_port in tcp_ports(pid):
+            self.run("ip", "rule", "add", "pref", RULE, "ipproto", "tcp", "sport", str(port),
+                     "dport", str(peer_port), "to", other.address, "blackhole")
+            self.n_rules += 1
+
+    def unblock_connections(self) -> None:
+        for _ in range(self.n_rules):
+            self.run("ip", "rule", "del", "pref", RULE)
+        self.n_rules = 0
+
     def connect(self, address: str, port: int, timeout_s: float = 20.0) -> socket.socket:
         """A TCP connection of this process that comes from the node."""
         with self._entered():
@@ -281,6 +311,7 @@ class Network:
         """All cables whole, at full speed, on one bridge."""
         for node in self.nodes:
             node.uncap()
+            node.unblock_connections()
             node.link_up()
             node.move_to(0)
 

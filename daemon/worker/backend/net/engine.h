@@ -51,7 +51,8 @@ void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock);
 /* What is waited for, when nothing moves. */
 struct engine_stall {
     uint32_t node;
-    char text[100]; /* "stream 0: 24 of 65560 bytes of a message received" */
+    bool is_sure;   /* the link or its other end, and not somebody whom that end waits for */
+    char text[140]; /* "stream 0: 24 of 65560 bytes of a message received" */
 };
 
 /* False: the engine waits for no link. */

@@ -5,6 +5,9 @@
  */
 #include <poll.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
+
+#include <linux/sockios.h>
 
 #include "worker/backend/net/engine_internal.h"
 
@@ -41,48 +44,78 @@ void engine_wait(struct engine *engine, int fd, pthread_mutex_t *lock)
 
 /* ------------------------------------------------------------------ stalls */
 
-/* One direction of a lane, and the message that is due there. */
+/* One direction of a lane that is due to move. */
 struct waiting {
     const struct lane *lane;
-    const struct lane_queue *queue;
-    uint64_t cell; /* number among all of the epoch */
+    bool is_in;
+    const struct schedule_message *message; /* NULL: all of them were given to the kernel */
+    uint64_t moved;                         /* of the message */
+    uint64_t cell;                          /* its number among all of the epoch */
+    int n_unacked;                          /* bytes that the kernel could not deliver so far */
 };
 
-/* Half a message is the surest sign: both ends had all that it takes. Then what is oldest, for
- * which the window waits. */
-static bool is_likelier(const struct waiting *one, const struct waiting *other)
+/*
+ * A peer that has no data for us may itself wait for somebody. But half a message is due from that
+ * peer alone, which had all of it, and what does not leave here is up to the link or to its end.
+ */
+static bool is_sure(const struct waiting *waiting)
 {
-    if (!other->lane || !one->queue->moved != !other->queue->moved)
-        return !other->lane || one->queue->moved;
-    return one->cell < other->cell;
+    return !waiting->is_in || waiting->moved > 0;
 }
 
-static void consider(struct waiting *likeliest, const struct lane *lane,
-                     const struct lane_queue *queue)
+/* The surest; then the oldest, for which the window waits. */
+static void consider(struct waiting *likeliest, const struct waiting *one)
 {
-    const struct schedule_message *message = queue->first;
-    const struct waiting one = {lane, queue, message->program->first_cell + message->cell};
-    if (is_likelier(&one, likeliest))
-        *likeliest = one;
+    if (!likeliest->lane || is_sure(one) > is_sure(likeliest) ||
+        (is_sure(one) == is_sure(likeliest) && one->cell < likeliest->cell))
+        *likeliest = *one;
+}
+
+static struct waiting waiting_for(const struct lane *lane, const struct lane_queue *queue)
+{
+    struct waiting waiting = {.lane = lane, .is_in = queue == &lane->in, .message = queue->first};
+    if (waiting.message) {
+        waiting.moved = queue->moved;
+        waiting.cell = waiting.message->program->first_cell + waiting.message->cell;
+    }
+    return waiting;
+}
+
+static void consider_lane(const struct engine *engine, const struct lane *lane,
+                          struct waiting *likeliest)
+{
+    struct waiting in = waiting_for(lane, &lane->in), out = waiting_for(lane, &lane->out);
+    if (ioctl(lane->link->fd, SIOCOUTQ, &out.n_unacked) < 0)
+        out.n_unacked = 0;
+    if (engine_is_open(engine, in.message))
+        consider(likeliest, &in);
+    if ((out.message && lane->out.is_blocked) || out.n_unacked > 0)
+        consider(likeliest, &out);
+}
+
+static void describe(const struct waiting *waiting, char *text, size_t bytes)
+{
+    size_t used = (size_t)snprintf(text, bytes, "stream %u: ", waiting->lane->stream);
+    if (waiting->message)
+        used += (size_t)snprintf(text + used, bytes - used, "%llu of %llu bytes of a message %s",
+                                 (unsigned long long)waiting->moved,
+                                 (unsigned long long)lane_message_bytes(waiting->message),
+                                 waiting->is_in ? "received" : "sent");
+    else
+        used += (size_t)snprintf(text + used, bytes - used, "all messages sent");
+    if (waiting->n_unacked > 0)
+        snprintf(text + used, bytes - used, ", %d bytes not acknowledged", waiting->n_unacked);
 }
 
 bool engine_describe_stall(const struct engine *engine, struct engine_stall *out)
 {
     struct waiting likeliest = {0};
-    for (uint32_t i = 0; i < engine->n_used; i++) {
-        const struct lane *lane = engine->used[i];
-        if (engine_is_open(engine, lane->in.first))
-            consider(&likeliest, lane, &lane->in);
-        if (lane->out.first && lane->out.is_blocked)
-            consider(&likeliest, lane, &lane->out);
-    }
+    for (uint32_t i = 0; i < engine->n_used; i++)
+        consider_lane(engine, engine->used[i], &likeliest);
     if (!likeliest.lane)
         return false;
-    const bool is_in = likeliest.queue == &likeliest.lane->in;
     out->node = likeliest.lane->node;
-    snprintf(out->text, sizeof out->text, "stream %u: %llu of %llu bytes of a message %s",
-             likeliest.lane->stream, (unsigned long long)likeliest.queue->moved,
-             (unsigned long long)lane_message_bytes(likeliest.queue->first),
-             is_in ? "received" : "sent");
+    out->is_sure = is_sure(&likeliest);
+    describe(&likeliest, out->text, sizeof out->text);
     return true;
 }

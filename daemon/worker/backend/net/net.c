@@ -335,6 +335,7 @@ static bool describe_stall(struct backend *net, struct net_stall *out)
     if (!is_waiting)
         return false;
     out->node = stall.node;
+    out->is_sure = stall.is_sure;
     snprintf(out->text, sizeof out->text, "%s", stall.text);
     return true;
 }

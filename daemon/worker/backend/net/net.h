@@ -58,7 +58,8 @@ bool net_is_busy(const struct backend *net);
 struct net_stall {
     uint64_t waited_ns;
     uint32_t node;
-    char text[100]; /* what is waited for: the stream, and how much of its message has come */
+    bool is_sure;   /* it is that link, or the node; else the node may itself wait for another */
+    char text[140]; /* what is waited for: the stream, and how much of its message has come */
 };
 
 /*

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a net backend does when a peer closes, sends something else, or says nothing. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -215,6 +216,81 @@ START_TEST(abort_does_not_wait_for_a_silent_peer)
 }
 END_TEST
 
+static void wait_received(uint64_t bytes)
+{
+    struct net_link_stats stats = {0};
+    while (stats.received_bytes < bytes)
+        ck_assert_uint_eq(net_stats(cluster.nodes[0].net, &stats, 1), 1);
+}
+
+/* Looks a second apart until the node has been found stalled for two; while its thread works it is
+ * not. */
+static struct net_stall find_stall(uint64_t *now_ns)
+{
+    static const uint64_t second = 1000000000;
+    struct net_stall stall = {0};
+    while (stall.waited_ns < 2 * second)
+        if (!net_find_stall(cluster.nodes[0].net, *now_ns += second, &stall))
+            stall.waited_ns = 0;
+    ck_assert_uint_eq(stall.waited_ns, 2 * second); /* since the look that saw it at work */
+    ck_assert_uint_eq(stall.node, 1);
+    return stall;
+}
+
+START_TEST(silent_peer_is_found_by_looking_and_each_byte_is_progress)
+{
+    uint8_t message[LANE_HEADER_BYTES + 40];
+    uint64_t now_ns = 1;
+    start(2, CLUSTER_SOCKETS, 10);
+    struct backend *net = cluster.nodes[0].net;
+    int fd = cluster.nodes[0].peer_fds[1];
+    read_message(fd, message, sizeof message);
+    struct net_stall stall = find_stall(&now_ns);
+    ck_assert_str_eq(stall.text, "stream 0: 0 of 64 bytes of a message received");
+    ck_assert(!stall.is_sure); /* it may wait for another node */
+    for (size_t sent = 0; sent < 60; sent += 20) {
+        char expected[100];
+        snprintf(expected, sizeof expected, "stream 0: %zu of 64 bytes of a message received",
+                 sent + 20);
+        send_all(fd, message + sent, 20);
+        wait_received(sent + 20);
+        ck_assert(!net_find_stall(net, now_ns += 1000000000000, &stall)); /* it has moved */
+        stall = find_stall(&now_ns);
+        ck_assert_str_eq(stall.text, expected);
+        ck_assert(stall.is_sure);
+    }
+    send_all(fd, message + 60, 4);
+    cluster_wait(&cluster);
+    ck_assert_uint_eq(cluster.nodes[0].n_failed, 0);
+    ck_assert(!net_is_busy(net));
+    ck_assert(!net_find_stall(net, now_ns += 1000000000000, &stall));
+    /* And an op that begins later has its own time. */
+    cluster_run(&cluster, &op, 1);
+    ck_assert(net_is_busy(net));
+    ck_assert(!net_find_stall(net, now_ns += 1000000000000, &stall));
+    stop();
+}
+END_TEST
+
+START_TEST(peer_that_takes_nothing_is_found_and_can_be_given_up)
+{
+    uint64_t now_ns = 1;
+    start(2, CLUSTER_SOCKETS, 3000000);
+    struct net_stall stall = find_stall(&now_ns);
+    ck_assert(stall.is_sure);
+    ck_assert_ptr_nonnull(strstr(stall.text, "bytes not acknowledged"));
+    net_give_up(cluster.nodes[0].net, 1, stall.text);
+    wait_lost(0);
+    cluster_wait(&cluster);
+    ck_assert_uint_eq(cluster.nodes[0].n_failed, 1);
+    ck_assert_int_eq(cluster.nodes[0].status, GRADD_ERR_RANK_LOST);
+    ck_assert_uint_eq(cluster.nodes[0].lost_node, 1);
+    ck_assert_str_eq(cluster.nodes[0].text, stall.text);
+    ck_assert(!net_find_stall(cluster.nodes[0].net, now_ns, &stall));
+    stop();
+}
+END_TEST
+
 START_TEST(freed_under_way_calls_nobody_back)
 {
     start(2, CLUSTER_SOCKETS, 3000000);
@@ -252,6 +328,8 @@ int main(void)
         an_op_that_one_node_does_not_run_gets_no_other_ones_data,
         peer_without_the_secret_is_lost,
         abort_does_not_wait_for_a_silent_peer,
+        silent_peer_is_found_by_looking_and_each_byte_is_progress,
+        peer_that_takes_nothing_is_found_and_can_be_given_up,
         freed_under_way_calls_nobody_back,
         nodes_meet_again_after_a_failure,
     };
