@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Only small whole numbers occur, so each conversion here may ignore infinities and subnormals. */
+/* Only small whole numbers occur, so that every sum is exact in every type; averages round once. */
 #include "tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "half.h"
 #include "names.h"
 
 enum { PERIOD = 5, BLOCK_ELEMENTS = PERIOD * 1024, MAX_ELEMENT = 8 };
@@ -35,25 +36,6 @@ static double exact_at(enum gradd_redop redop, size_t i, int ranks)
     return redop == GRADD_AVG ? result / ranks : result;
 }
 
-/* The upper half of a float32, rounded to nearest even. */
-static uint16_t to_bfloat16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-/* IEEE binary16 of a value that is 0 or normal and in range, rounded to nearest even. */
-static uint16_t to_float16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (bits == 0)
-        return 0;
-    bits -= (127 - 15) << 23; /* exponent bias */
-    return (uint16_t)((bits + 0xfff + ((bits >> 13) & 1)) >> 13);
-}
-
 static void store(enum gradd_dtype dtype, unsigned char *at, double value)
 {
     union {
@@ -79,10 +61,10 @@ static void store(enum gradd_dtype dtype, unsigned char *at, double value)
         u.i64 = (int64_t)value;
         break;
     case GRADD_F16:
-        u.half = to_float16((float)value);
+        u.half = f16_of_float((float)value);
         break;
     case GRADD_BF16:
-        u.half = to_bfloat16((float)value);
+        u.half = bf16_of_float((float)value);
         break;
     case GRADD_F32:
         u.f32 = (float)value;
