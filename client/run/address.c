@@ -51,6 +51,12 @@ static bool is_loopback(const union any_address *a)
     return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
 }
 
+bool address_is_numeric(const char *text)
+{
+    union any_address a;
+    return parse(text, 0, &a) > 0;
+}
+
 bool address_is_loopback(const char *address)
 {
     union any_address a;

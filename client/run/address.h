@@ -15,6 +15,8 @@ enum { ADDRESS_BYTES = 64 };
 
 /* Is it a numeric address of this machine? */
 bool address_is_own(const char *address);
+/* Is it an address, and no name? */
+bool address_is_numeric(const char *text);
 bool address_is_loopback(const char *address);
 /* A name's first address, loopback ones last. false: it has none. */
 bool address_resolve(const char *name, char out[ADDRESS_BYTES]);

@@ -8,6 +8,9 @@
 #include <unistd.h>
 
 #include "agent_state.h"
+#include "lookup.h"
+
+enum { RESOLVER_MS = 10 * 1000 }; /* for a name, while the launcher hears nothing from us */
 
 static void say(struct launch *l, const char *text)
 {
@@ -279,14 +282,18 @@ static bool take_job(struct agent *agent)
  * connection came here, what our own resolver says. */
 static void find_address(struct agent *agent)
 {
-    char by_ssh[ADDRESS_BYTES] = "", by_name[ADDRESS_BYTES] = "";
+    struct lookup lookup = {.fd = -1};
+    char by_ssh[ADDRESS_BYTES] = "", program[4096];
     const char *connection = getenv("SSH_CONNECTION");
     if (connection)
         sscanf(connection, "%*s %*s %63s", by_ssh);
     const char *at = strrchr(agent->job.host, '@');
-    if (!address_is_own(agent->job.address) && !address_is_own(by_ssh))
-        address_resolve(at ? at + 1 : agent->job.host, by_name);
-    const char *candidates[] = {agent->job.address, by_ssh, by_name,
+    if (!address_is_own(agent->job.address) && !address_is_own(by_ssh)) {
+        build_tree_path("gradrun", program, sizeof program);
+        lookup_start(&lookup, program, at ? at + 1 : agent->job.host, agent->launch.rank_mask);
+        lookup_wait(&lookup, RESOLVER_MS);
+    }
+    const char *candidates[] = {agent->job.address, by_ssh, lookup.address,
                                 agent->job.n_hosts == 1 ? "127.0.0.1" : ""};
     for (size_t i = 0; i < 4 && !agent->address[0]; i++)
         if (candidates[i][0] && address_is_own(candidates[i]))

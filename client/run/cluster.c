@@ -51,7 +51,7 @@ static void collect(struct cluster *c)
          info = (siginfo_t){0}) {
         bool is_known = false;
         for (unsigned i = 0; i < c->hosts->n; i++)
-            is_known |= c->remotes[i].pid == info.si_pid;
+            is_known |= c->remotes[i].pid == info.si_pid || c->remotes[i].lookup.pid == info.si_pid;
         if (is_known)
             break; /* ended just now: the next SIGCHLD */
         waitpid(info.si_pid, NULL, WNOHANG);
@@ -143,14 +143,17 @@ static void wait_and_handle(struct cluster *c)
     unsigned n = c->hosts->n;
     bool is_hearing = c->state >= CLUSTER_ENDING ||
                       (sink_has_room(c->console.out) && sink_has_room(c->console.err));
-    struct pollfd *rest = c->polled + 3 * n;
+    bool is_looking = cluster_is_looking(c);
+    struct pollfd *rest = c->polled + 4 * n;
     for (unsigned i = 0; i < n; i++) {
         struct remote *remote = &c->remotes[i];
-        struct pollfd *p = c->polled + 3 * i;
-        p[0] = (struct pollfd){is_hearing ? remote->from.fd : -1, POLLIN, 0};
+        struct pollfd *p = c->polled + 4 * i;
+        bool is_early = is_looking && remote->state == REMOTE_CONNECTING;
+        p[0] = (struct pollfd){is_hearing && !is_early ? remote->from.fd : -1, POLLIN, 0};
         p[1] = (struct pollfd){remote->err, POLLIN, 0};
         p[2] = (struct pollfd){sink_is_empty(&remote->to) || remote->to.error ? -1 : remote->to.fd,
                                POLLOUT, 0};
+        p[3] = (struct pollfd){remote->lookup.fd, POLLIN, 0};
         if (!is_hearing)
             remote->heard_at = cluster_now_s(); /* it is us who do not listen */
     }
@@ -159,13 +162,15 @@ static void wait_and_handle(struct cluster *c)
     bool is_reading = c->input == INPUT_WANTED && c->state == CLUSTER_RUNNING &&
                       cluster_is_listening(&c->remotes[0]);
     rest[3] = (struct pollfd){is_reading ? 0 : -1, POLLIN, 0};
-    if (poll(c->polled, 3 * (nfds_t)n + 4, cluster_poll_ms(c)) < 0)
+    if (poll(c->polled, 4 * (nfds_t)n + 4, cluster_poll_ms(c)) < 0)
         return;
     for (unsigned i = 0; i < n; i++) {
-        if (c->polled[3 * i].revents)
+        if (c->polled[4 * i].revents)
             cluster_hear(c, &c->remotes[i]);
-        if (c->polled[3 * i + 1].revents)
+        if (c->polled[4 * i + 1].revents)
             remote_hear_words(&c->remotes[i]);
+        if (c->polled[4 * i + 3].revents && c->remotes[i].lookup.fd >= 0)
+            lookup_read(&c->remotes[i].lookup);
     }
     if (rest[3].revents)
         pass_input(c);
@@ -212,6 +217,8 @@ static int run(const struct args *args, const sigset_t *rank_mask)
         .signal_fd = -1,
         .timeout_at = INFINITY,
         .give_up_at = INFINITY,
+        .names_slow_at = INFINITY,
+        .names_end_at = INFINITY,
         .console = {.sinks = {{.fd = -1}, {.fd = -1}}},
     };
     char error[512];

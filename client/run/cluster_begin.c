@@ -30,7 +30,7 @@ static int allocate(struct cluster *c, char *error, size_t bytes)
     c->n_ranks = hosts_n_ranks(c->hosts);
     c->remotes = calloc(c->hosts->n, sizeof *c->remotes);
     c->ranks = calloc(c->n_ranks, sizeof *c->ranks);
-    c->polled = calloc(3 * (size_t)c->hosts->n + 4, sizeof *c->polled);
+    c->polled = calloc(4 * (size_t)c->hosts->n + 4, sizeof *c->polled);
     if (!c->remotes || !c->ranks || !c->polled)
         return snprintf(error, bytes, "out of memory for %u hosts", c->hosts->n), -ENOMEM;
     for (unsigned i = 0; i < c->hosts->n; i++) {
@@ -40,6 +40,7 @@ static int allocate(struct cluster *c, char *error, size_t bytes)
                                         .is_local = host_is_local(host),
                                         .err = -1,
                                         .from = {.fd = -1},
+                                        .lookup = {.fd = -1},
                                         .to = {.fd = -1}};
         for (unsigned rank = 0; rank < host->n_ranks; rank++)
             c->ranks[host->first_rank + rank].host = i;
@@ -123,6 +124,7 @@ void cluster_begin(struct cluster *c)
         if (remote_start(remote, &shell, error, sizeof error) < 0)
             cluster_fail(c, remote, LAUNCH_EXIT_FAILED, "%s", error);
     }
+    cluster_names_begin(c);
     for (unsigned i = 0; i < c->hosts->n; i++)
         if (c->remotes[i].pid == 0)
             c->remotes[i].state = REMOTE_GONE;
@@ -131,11 +133,9 @@ void cluster_begin(struct cluster *c)
 /* Our address towards the first host that is not this one; "": there is none. */
 static void address_for_others(const struct cluster *c, char out[ADDRESS_BYTES])
 {
-    char other[ADDRESS_BYTES];
     out[0] = '\0';
     for (unsigned i = 0; i < c->hosts->n && !out[0]; i++)
-        if (!c->remotes[i].is_local && address_resolve(host_address(&c->hosts->list[i]), other) &&
-            !address_towards(other, out))
+        if (c->remotes[i].lookup.address[0] && !address_towards(c->remotes[i].lookup.address, out))
             out[0] = '\0';
 }
 
@@ -148,8 +148,8 @@ static void find_address(const struct cluster *c, const struct remote *remote,
         snprintf(out, ADDRESS_BYTES, "%s", remote->host->name);
     else if (remote->is_local)
         address_for_others(c, out);
-    else if (!address_resolve(host_address(remote->host), out) || address_is_loopback(out))
-        out[0] = '\0';
+    else if (!address_is_loopback(remote->lookup.address))
+        snprintf(out, ADDRESS_BYTES, "%s", remote->lookup.address);
     if (remote->is_local && !out[0])
         snprintf(out, ADDRESS_BYTES, "127.0.0.1");
 }

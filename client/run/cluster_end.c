@@ -21,6 +21,7 @@ void cluster_begin_ending(struct cluster *c)
         return;
     c->state = CLUSTER_ENDING;
     c->give_up_at = cluster_now_s() + end_s;
+    cluster_names_stop(c);
     for (unsigned i = 0; i < c->hosts->n; i++) {
         struct remote *remote = &c->remotes[i];
         if (cluster_is_listening(remote)) {
@@ -205,6 +206,7 @@ static void check_silence(struct cluster *c, double now)
 void cluster_advance(struct cluster *c)
 {
     double now = cluster_now_s();
+    cluster_names_advance(c);
     check_silence(c, now);
     if (now >= c->timeout_at && c->state == CLUSTER_RUNNING) {
         cluster_say(c, "--timeout of %g s passed; ending all ranks", c->args->timeout_s);
@@ -227,6 +229,7 @@ void cluster_advance(struct cluster *c)
 int cluster_poll_ms(const struct cluster *c)
 {
     double at = fmin(c->ping_at, c->give_up_at);
+    at = fmin(at, fmin(c->names_slow_at, c->names_end_at));
     if (c->state == CLUSTER_RUNNING)
         at = fmin(at, c->timeout_at);
     if (c->verdict.is_open)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of a run over hosts, shared by the files that begin it (cluster_begin.c), drive it
- * (cluster.c), bring it to its end (cluster_end.c) and only test it (cluster_check.c). Nobody else
- * includes this.
+ * The state of a run over hosts, shared by the files that begin it (cluster_begin.c), look up its
+ * hosts (cluster_names.c), drive it (cluster.c), hear agents (cluster_hear.c), bring it to its end
+ * (cluster_end.c) and only test it (cluster_check.c). Nobody else includes this.
  *
  * Thread: loop.
  *
@@ -60,6 +60,7 @@ struct cluster {
     enum { INPUT_NONE, INPUT_WANTED, INPUT_SENT } input; /* ours, for rank 0 */
     bool is_interrupted, is_killing, is_muted[3];
     bool is_paused; /* ranks are stopped, and so is who waits for us; we are not */
+    double names_slow_at, names_end_at; /* when looking up names is told, is given up */
     double interrupted_at, timeout_at, ping_at, give_up_at; /* monotonic; INFINITY: never */
     char key[JOB_KEY_DIGITS + 1], name[64], directory[4096], program[4096];
 };
@@ -99,6 +100,16 @@ void cluster_give_job(struct cluster *c, struct remote *remote);
 const struct remote *cluster_find_unreachable(const struct cluster *c);
 /* All are ready: start the ranks. */
 void cluster_start(struct cluster *c);
+
+/* In cluster_names.c. */
+
+/* Look up the addresses of the other hosts. */
+void cluster_names_begin(struct cluster *c);
+/* Are there hosts whose address is not known yet? No agent gets its job before. */
+bool cluster_is_looking(const struct cluster *c);
+/* Say that it takes long; give up. */
+void cluster_names_advance(struct cluster *c);
+void cluster_names_stop(struct cluster *c);
 
 /* In cluster_hear.c. */
 

@@ -10,6 +10,7 @@
 #include "environment.h"
 #include "front.h"
 #include "launch.h"
+#include "lookup.h"
 
 static int check_exports(const struct args *args, char *error, size_t bytes)
 {
@@ -26,6 +27,8 @@ int main(int argc, char **argv)
     int code = LAUNCH_EXIT_USAGE;
     if (argc == 2 && strcmp(argv[1], "--agent") == 0)
         return front_run(agent_run, NULL);
+    if (argc == 3 && strcmp(argv[1], "--lookup") == 0)
+        return lookup_main(argv[2]);
     if (args_parse(&args, argc, argv, error, sizeof error) < 0 ||
         (!args.wants_help && !args.wants_version &&
          check_exports(&args, error, sizeof error) < 0)) {

@@ -154,6 +154,7 @@ void remote_deinit(struct remote *remote)
     if (remote->to.is_own)
         sink_deinit(&remote->to);
     inbox_deinit(&remote->from);
+    lookup_stop(&remote->lookup);
     if (remote->err >= 0)
         close(remote->err);
     remote->err = -1;

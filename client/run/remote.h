@@ -15,6 +15,7 @@
 #include "args.h"
 #include "hosts.h"
 #include "inbox.h"
+#include "lookup.h"
 #include "process.h"
 #include "sink.h"
 #include "ssh.h"
@@ -38,6 +39,7 @@ struct remote {
     int err;          /* the process's standard error; -1: closed */
     char words[4096]; /* its last words: stderr, and stdout before the greeting */
     size_t n_words;
+    struct lookup lookup;        /* of its name; never begun for this host */
     double heard_at;             /* monotonic seconds */
     double pinged_at;            /* for the clock; 0: no question is open */
     struct ending ending;        /* when GONE */

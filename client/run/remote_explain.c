@@ -20,6 +20,9 @@ static const struct known {
      "ssh is not let in without a password: set up a key (ssh-copy-id, --ssh-identity-file)"},
     {"Too many authentication failures",
      "ssh is not let in without a password: name its key with --ssh-identity-file"},
+    {"Temporary failure in name resolution",
+     "its name cannot be looked up: no name server answers (/etc/resolv.conf); an address needs "
+     "none"},
     {"Could not resolve hostname", "there is no host of this name"},
     {"Connection refused", "nothing answers at its ssh port: is sshd running (--ssh-port)?"},
     {"Connection timed out", "it cannot be reached: no answer within 10 s"},

@@ -16,7 +16,7 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -401,6 +401,69 @@ def test_an_unreachable_host(site: Site) -> None:
     nobody = "10.77.0.77"
     result = site.run("-H", f"{site.hosts(1)},{nobody}:1", "true")
     expect_one_line(result, nobody, "cannot be reached")
+
+
+@pytest.fixture
+def dead_name_server(site: Site) -> Iterator[Callable[..., list[str]]]:
+    """Words before those of gradrun, for a name server that takes questions and never answers."""
+    launcher = site.nodes.launcher
+    server = site.world.popen(
+        [*launcher.prefix, PYTHON, "-u", "-c", "import socket, signal; s = socket.socket("
+         f"type=socket.SOCK_DGRAM); s.bind(('{launcher.address}', 53)); print(); signal.pause()"],
+        stdout=subprocess.PIPE)
+    server.stdout.readline()
+
+    def words(timeout_s: int) -> list[str]:
+        config = site.tmp_path / "resolv.conf"
+        config.write_text(f"nameserver {launcher.address}\n"
+                          f"options timeout:{timeout_s} attempts:1\n")
+        return ["unshare", "-m", "sh", "-c",
+                f'mount --bind {config} /etc/resolv.conf && exec "$@"', "sh"]
+
+    yield words
+    server.kill()
+    server.wait()
+
+
+def test_ctrl_c_while_no_name_server_answers(
+        site: Site, dead_name_server: Callable[..., list[str]]) -> None:
+    running = Running(site, dead_name_server(30) + site.words(
+        "-H", f"one.example:1,{site.hosts(1)},two.example:1", "true"))
+    expected = ("gradrun: host one.example, and 1 more: their names cannot be looked up yet: does "
+                "the name server (/etc/resolv.conf) answer?")
+    eventually(lambda: expected in running.err.lines, "it says what it waits for", 15 * SLOW)
+    os.kill(running.pid(), signal.SIGINT)
+    assert running.wait(10 * SLOW) in (-signal.SIGINT, 130)
+    eventually(lambda: not site.nodes.processes(site.nodes.launcher)[1:], "only the server runs")
+
+
+def test_a_name_that_no_server_knows(site: Site,
+                                     dead_name_server: Callable[..., list[str]]) -> None:
+    result = subprocess.run(
+        dead_name_server(1) + site.words("-H", f"{site.hosts(1)},one.example:1", "true"),
+        capture_output=True, text=True, timeout=60 * SLOW, stdin=subprocess.DEVNULL,
+        env=site.environment)
+    assert own_lines(result)[-1].startswith(
+        "gradrun: host one.example: its name cannot be looked up: no name server answers"), result
+    assert result.returncode == 1
+
+
+def test_hosts_that_have_names_here(site: Site) -> None:
+    names = site.tmp_path / "names"
+    names.write_text("127.0.0.1 localhost\n" + "".join(
+        f"{address} node{i}\n" for i, address in enumerate(site.nodes.addresses)))
+    namespaces = f"{netns.NETNS_DIR}/{site.nodes.network.tag}"
+    shell = rsh(site, f'exec nsenter --net={namespaces}-n${{1#node}} sh -c "$2"')
+    words = site.words("--rsh", shell, "-H", "node0:1,localhost:1,node1:1", *site.script(
+        'print(os.environ["GRADD_COORDINATOR"].split(":")[0])'), identity=False)
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh", *words],
+        capture_output=True, text=True, timeout=60 * SLOW, stdin=subprocess.DEVNULL,
+        env=site.environment)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{i}] {site.nodes.addresses[0]}" for i in range(3)]
+    assert f"[gradd@localhost] peers at {site.nodes.launcher.address}:" in result.stderr
 
 
 def rsh(site: Site, body: str) -> str:

@@ -91,6 +91,12 @@ START_TEST(what_ssh_says_becomes_what_to_do)
                              .ending = ssh_failed,
                              .words = "ssh: connect to host b port 22: Connection timed out\r\n"},
         "it cannot be reached: no answer within 10 s");
+    expect((struct remote_loss){.is_ssh = true,
+                                .ending = ssh_failed,
+                                .words = "ssh: Could not resolve hostname b: Temporary failure in "
+                                         "name resolution\r\n"},
+           "its name cannot be looked up: no name server answers (/etc/resolv.conf); an address "
+           "needs none");
 }
 END_TEST
 
