@@ -112,8 +112,8 @@ bool cuda_free_device(struct gradd *g, void *memory, int *out_rc)
     struct cuda_region *r = cuda_region_around(g->cuda, at, bytes);
     if (r && r->region.n_uses > 0) {
         *out_rc =
-            error_set(GRADD_ERR_INVALID, "memory %p is in use by %u ops in flight: wait for them",
-                      memory, r->region.n_uses);
+            error_set(GRADD_ERR_INVALID, "memory %p is in use by %u op%s in flight: wait first",
+                      memory, r->region.n_uses, r->region.n_uses == 1 ? "" : "s");
         return true;
     }
     for (; r; r = cuda_region_around(g->cuda, at, bytes))

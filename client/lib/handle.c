@@ -187,8 +187,8 @@ static int find_ended(const struct gradd *g, gradd_handle handle, size_t index,
     for (size_t i = 0; op && i < index; i++)
         op = op->next;
     if (!op)
-        return error_set(GRADD_ERR_INVALID, "handle %lld has %u ops, there is no index %zu",
-                         (long long)handle, lead->n_ops, index);
+        return error_set(GRADD_ERR_INVALID, "handle %lld has %u op%s, there is no index %zu",
+                         (long long)handle, lead->n_ops, lead->n_ops == 1 ? "" : "s", index);
     if (!has_ended(lead))
         return error_set(GRADD_ERR_INVALID,
                          "handle %lld is still running: results come with its end",

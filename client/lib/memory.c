@@ -161,8 +161,8 @@ int gradd_free(struct gradd *g, void *memory)
         rc = error_set(GRADD_ERR_INVALID, "%p was not returned by gradd_alloc() of this context",
                        memory);
     } else if (region->n_uses > 0) {
-        rc = error_set(GRADD_ERR_INVALID, "memory %p is in use by %u ops in flight: wait for them",
-                       memory, region->n_uses);
+        rc = error_set(GRADD_ERR_INVALID, "memory %p is in use by %u op%s in flight: wait first",
+                       memory, region->n_uses, region->n_uses == 1 ? "" : "s");
     } else {
         region->is_kept = false;
         region_table_remove(&g->regions, region);

@@ -177,8 +177,8 @@ static void on_epoch_begin(struct worker *worker, struct wire_frame *frame)
                                                          begin->n_local, layout)
                                              : NULL;
     if (!worker->epoch)
-        log_error("worker", "job %s: no memory for epoch %llu of %u ranks", worker->setup.job,
-                  (unsigned long long)begin->epoch, begin->size);
+        log_error("worker", "job %s: no memory for epoch %llu of %u rank%s", worker->setup.job,
+                  (unsigned long long)begin->epoch, begin->size, begin->size == 1 ? "" : "s");
 }
 
 static void on_add_member(struct worker *worker, struct wire_frame *frame)

@@ -296,8 +296,8 @@ static bool find_difference(const struct plan *plan, const struct entry *entry, 
     const char *first_who = plan->ranks[entry->set->ranks[entry->first]].who;
     char mine[200], theirs[200];
     if (n != entry->n_ops) {
-        snprintf(text, bytes, "%s: \"%s\": %s submitted a group of %u ops, %s of %u", plan->label,
-                 entry->slot->key.name, who, n, first_who, entry->n_ops);
+        snprintf(text, bytes, "%s: \"%s\": %s submitted a group of %u op%s, %s of %u", plan->label,
+                 entry->slot->key.name, who, n, n == 1 ? "" : "s", first_who, entry->n_ops);
         return true;
     }
     for (uint32_t i = 0; i < n; i++) {

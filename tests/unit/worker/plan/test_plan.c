@@ -290,7 +290,7 @@ START_TEST(groups_of_other_sizes_or_names_disagree)
     submit(0, "a", in_group(4, 2));
     submit(0, "b", in_group(4, 2));
     submit(1, "a", in_group(4, 1));
-    expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "group of 1 ops, rank 0 of 2");
+    expect_text(expect_failed("a", GRADD_ERR_DISAGREE), "group of 1 op, rank 0 of 2");
     expect_failed("b", GRADD_ERR_DISAGREE);
     expect_failed("a", GRADD_ERR_DISAGREE);
     submit(0, "a", in_group(4, 2));
