@@ -16,21 +16,33 @@ enum {
 
 /* Sentences in memory of fixed size, as protobuf-c wants them. */
 struct problems {
-    char texts[PROBLEMS_MAX][PROBLEM_TEXT_MAX];
-    char *pointers[PROBLEMS_MAX];
+    char texts[PROBLEMS_MAX + 1][PROBLEM_TEXT_MAX]; /* the last: how many are not told */
+    char *pointers[PROBLEMS_MAX + 1];
     size_t n;
+    unsigned n_left_out;
 };
 
 __attribute__((format(printf, 2, 3))) static void add_problem(struct problems *problems,
                                                               const char *format, ...)
 {
-    if (problems->n == PROBLEMS_MAX)
+    if (problems->n == PROBLEMS_MAX) {
+        problems->n_left_out++;
         return;
+    }
     char *text = problems->texts[problems->n];
     va_list args;
     va_start(args, format);
     vsnprintf(text, PROBLEM_TEXT_MAX, format, args);
     va_end(args);
+    problems->pointers[problems->n++] = text;
+}
+
+static void end_problems(struct problems *problems)
+{
+    if (problems->n_left_out == 0)
+        return;
+    char *text = problems->texts[problems->n];
+    snprintf(text, PROBLEM_TEXT_MAX, "and %u more", problems->n_left_out);
     problems->pointers[problems->n++] = text;
 }
 
@@ -103,6 +115,7 @@ void admin_on_status(struct session *session)
     for (const struct job *job = daemon->jobs.by_key; job; job = job->hh.next)
         if (admin_may_see(session, job))
             count_job(&reply, problems, job);
+    end_problems(problems);
     reply.problems = problems->pointers;
     reply.n_problems = problems->n;
     admin_reply(session, PB__ENVELOPE__BODY_STATUS_REPLY, &reply);

@@ -184,6 +184,24 @@ def test_a_stall_is_5(world: World) -> None:
     eventually(lambda: daemon.gradctl("status").returncode == 0, "no longer degraded")
 
 
+def test_status_says_how_many_problems_it_does_not_tell(world: World) -> None:
+    daemon = world.daemon(job_linger_s=30)
+    n_jobs, n_told = 19, 16
+    lost = []
+    for i in range(n_jobs):
+        lost.append(daemon.connect())
+        lost[-1].hello()
+        lost[-1].send("join", job=f"job{i}", rank=0, size=1)
+        lost[-1].expect("joined")
+        lost[-1].close()
+    eventually(lambda: daemon.admin("status").get("n_failed", 0) == n_jobs,
+               f"{n_jobs} jobs have failed")
+    problems = daemon.gradctl_json("status")["problems"]
+    assert len(problems) == n_told + 1 and problems[-1] == f"and {n_jobs - n_told} more", problems
+    for pid in daemon.worker_pids():
+        os.kill(pid, 15)
+
+
 def test_a_failed_job_is_5_and_says_why(world: World) -> None:
     daemon, trainers = running_job(world, job_linger_s=30)
     dead = trainers[1]
