@@ -68,7 +68,10 @@ int cluster_set_up(struct cluster *c, char *error, size_t bytes)
     if (rc < 0)
         return snprintf(error, bytes, "cannot watch signals: %s", strerror(-rc)), rc;
     if (!getcwd(c->directory, sizeof c->directory))
-        return snprintf(error, bytes, "the working directory: %s", strerror(errno)), -errno;
+        return snprintf(error, bytes,
+                        "cannot find out the working directory (has it been removed?): %s",
+                        strerror(errno)),
+               -errno;
     build_tree_path("gradrun", c->program, sizeof c->program);
     if (!c->program[0])
         return snprintf(error, bytes, "cannot find out this program's own path"), -ENOENT;

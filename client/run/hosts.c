@@ -158,8 +158,9 @@ static int parse_line(struct hosts *hosts, const char *line, const char *end, co
         is_good = parse_pair(&at, end, &n_slots, &max_slots);
     if (!is_good)
         return snprintf(error, bytes,
-                        "%s: \"%.*s\" is neither HOST, HOST:N nor HOST slots=N [max_slots=M]",
-                        where, (int)(end - word), word),
+                        "%s: \"%.*s\" is neither HOST, HOST:N nor HOST slots=N [max_slots=M], "
+                        "with N from 1 to %d",
+                        where, (int)(end - word), word, HOSTS_SLOTS_MAX),
                -EINVAL;
     if (n_slots > max_slots)
         return snprintf(error, bytes, "%s: slots=%u is more than max_slots=%u", where, n_slots,

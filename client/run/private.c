@@ -81,6 +81,7 @@ void private_find_program(char *path, size_t bytes)
 static int make_dir(struct private_daemon *daemon)
 {
     const char *roots[] = {getenv("XDG_RUNTIME_DIR"), "/tmp"};
+    errno = 0;
     for (size_t i = 0; i < 2; i++) {
         if (!roots[i] || roots[i][0] != '/')
             continue;

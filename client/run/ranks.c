@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "program.h"
+
 /* All ranks of a job on one host. */
 static struct place place_alone(unsigned i, unsigned n)
 {
@@ -87,14 +89,17 @@ static int start_rank(struct rank *rank, struct rank_log *log, struct spawn *spa
 static int start_failed(const struct rank *rank, const char *command, int rc, char *error,
                         size_t bytes)
 {
+    char why[4352];
     if (rc == -EMFILE || rc == -ENFILE)
         snprintf(error, bytes,
                  "cannot start rank %u: %s (a rank takes 2 descriptors here: raise ulimit -n)",
                  rank->place.rank, strerror(-rc));
     else if (rc == -EAGAIN || rc == -ENOMEM)
         snprintf(error, bytes, "cannot start rank %u: %s", rank->place.rank, strerror(-rc));
-    else
-        snprintf(error, bytes, "cannot run \"%s\": %s", command, strerror(-rc));
+    else {
+        program_explain(command, rc, why, sizeof why);
+        snprintf(error, bytes, "cannot run \"%s\": %s", command, why);
+    }
     return rc;
 }
 

@@ -51,6 +51,13 @@ static const char *find_known(const char *words)
     return NULL;
 }
 
+/* Without brackets the slots are taken for the end of the address. */
+static const char *hint(const char *host)
+{
+    return strchr(host, ':') ? "; slots behind an address of IPv6 need brackets: [ADDRESS]:SLOTS"
+                             : "";
+}
+
 void remote_explain(const struct remote_loss *loss, char *sentence, size_t bytes)
 {
     const char *reason =
@@ -60,7 +67,9 @@ void remote_explain(const struct remote_loss *loss, char *sentence, size_t bytes
     ending_describe(loss->ending, how, sizeof how);
     last_line(loss->words, line, sizeof line);
     if (reason)
-        snprintf(sentence, bytes, "%s", reason);
+        snprintf(sentence, bytes, "%s%s", reason, hint(loss->host));
+    else if (!loss->has_greeted && strstr(line, "error while loading shared libraries"))
+        snprintf(sentence, bytes, "gradrun is there, but not a library that it needs (%s)", line);
     else if (!loss->has_greeted && loss->ending.code == EXIT_NOT_FOUND)
         snprintf(sentence, bytes,
                  "%s is not there (%s): install gradd at the same path on all hosts", loss->program,

@@ -150,7 +150,7 @@ def what_ranks_leave_behind_is_ended():
 def a_command_that_does_not_exist_is_127():
     code, _, err = run("-np", "2", "/nonexistent")
     assert code == 127
-    assert 'cannot run "/nonexistent": No such file or directory' in err
+    assert 'cannot run "/nonexistent": there is no such file' in err
     assert run("-np", "2", "/etc/passwd")[0] == 126
 
 

@@ -90,8 +90,8 @@ END_TEST
 START_TEST(a_bad_host_file_is_refused_with_its_line)
 {
     ck_assert_int_eq(file("a slots=2\nb slot=3\n"), -EINVAL);
-    ck_assert_str_eq(error,
-                     "f:2: \"b slot=3\" is neither HOST, HOST:N nor HOST slots=N [max_slots=M]");
+    ck_assert_str_eq(error, "f:2: \"b slot=3\" is neither HOST, HOST:N nor HOST slots=N "
+                            "[max_slots=M], with N from 1 to 1024");
     ck_assert_int_eq(file("a slots=4 max_slots=2\n"), -EINVAL);
     ck_assert_str_eq(error, "f:1: slots=4 is more than max_slots=2");
     ck_assert_int_eq(file("# nothing\n"), -EINVAL);

@@ -100,6 +100,20 @@ START_TEST(what_ssh_says_becomes_what_to_do)
 }
 END_TEST
 
+START_TEST(slots_behind_a_bare_address_are_suspected)
+{
+    char text[1024];
+    const struct remote_loss loss = {.is_ssh = true,
+                                     .host = "fd00::5:2",
+                                     .program = "/g",
+                                     .ending = {.code = 255},
+                                     .words = "connect to host: No route to host\r\n"};
+    remote_explain(&loss, text, sizeof text);
+    ck_assert_str_eq(text, "it cannot be reached: no route to host; slots behind an address of "
+                           "IPv6 need brackets: [ADDRESS]:SLOTS");
+}
+END_TEST
+
 START_TEST(what_is_not_known_is_passed_on)
 {
     expect((struct remote_loss){.is_ssh = true,
@@ -126,6 +140,12 @@ START_TEST(a_program_that_is_not_there_is_named)
                                 .words = "bash: line 1: /g: No such file or directory\n"},
            "/g is not there (bash: line 1: /g: No such file or directory): install gradd at the "
            "same path on all hosts");
+    expect((struct remote_loss){.is_ssh = true,
+                                .ending = {.code = 127},
+                                .words = "/g: error while loading shared libraries: libx.so.1: "
+                                         "cannot open shared object file\n"},
+           "gradrun is there, but not a library that it needs (/g: error while loading shared "
+           "libraries: libx.so.1: cannot open shared object file)");
 }
 END_TEST
 
@@ -137,6 +157,7 @@ int main(void)
         another_remote_shell_gets_host_and_command,
         this_host_needs_none,
         what_ssh_says_becomes_what_to_do,
+        slots_behind_a_bare_address_are_suspected,
         what_is_not_known_is_passed_on,
         a_program_that_is_not_there_is_named,
     };
