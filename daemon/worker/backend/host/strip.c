@@ -291,8 +291,8 @@ static void run_span(const struct strip *strip, const void *const *in, void *con
     assert(strip->n_in > 0);
     if (strip->is_copy) {
         for (uint32_t i = 0; i < strip->n_out; i++)
-            if (out[i] != in[0])
-                memcpy(out[i], in[0], count * dtype_bytes(strip->dtype));
+            if (out[i] != in[0]) /* they overlap if a trainer says so */
+                memmove(out[i], in[0], count * dtype_bytes(strip->dtype));
         return;
     }
     const struct reduction reduction = {

@@ -105,8 +105,8 @@ static void place_piece(struct work *work, const struct program *program,
         return;
     }
     uint8_t *base = sum->op->parts[piece->to].out.base;
-    if (base && base + piece->at * sum->size != wire)
-        memcpy(base + piece->at * sum->size, wire, piece->count * sum->size);
+    if (base && base + piece->at * sum->size != wire) /* they overlap if a trainer says so */
+        memmove(base + piece->at * sum->size, wire, piece->count * sum->size);
 }
 
 /* ------------------------------------------------------------------ sending */

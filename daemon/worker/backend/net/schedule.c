@@ -69,12 +69,14 @@ bool builder_reserve(struct builder *b, void *array, uint32_t n, uint32_t *capac
     uint32_t more = *capacity ? 2 * *capacity : 64;
     while (more <= n)
         more *= 2;
-    void *memory = realloc(*(void **)array, more * size);
+    void *memory;
+    memcpy(&memory, array, sizeof memory); /* whatever type the pointer has */
+    memory = realloc(memory, more * size);
     if (!memory) {
         b->is_out_of_memory = true;
         return false;
     }
-    *(void **)array = memory;
+    memcpy(array, &memory, sizeof memory);
     *capacity = more;
     return true;
 }

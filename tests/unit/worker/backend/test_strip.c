@@ -149,6 +149,22 @@ START_TEST(broadcast_copies_the_root)
 }
 END_TEST
 
+/* libgradd refuses that; another client may not. */
+START_TEST(an_output_that_overlaps_its_input_is_copied_all_the_same)
+{
+    struct backend_op op = op_of(GRADD_BROADCAST);
+    setup();
+    memcpy(out[1] + 1, in[1], 1000 * sizeof(float));
+    parts[1].in.base = (uint8_t *)(out[1] + 1);
+    op.root = 1;
+    op.end = 1000; /* one piece */
+    run(&op);
+    for (int i = 0; i < 1000; i++)
+        require(out[0][i] == in[1][i] && out[1][i] == in[1][i]);
+    teardown();
+}
+END_TEST
+
 START_TEST(all_gather_concatenates_uneven_parts)
 {
     struct backend_op op = op_of(GRADD_ALLGATHER);
@@ -237,6 +253,7 @@ int main(void)
         ring_wraps_within_a_piece,
         joined_rank_counts_as_zero,
         broadcast_copies_the_root,
+        an_output_that_overlaps_its_input_is_copied_all_the_same,
         all_gather_concatenates_uneven_parts,
         reduce_scatter_gives_each_rank_its_part,
         all_to_all_sends_each_part_to_its_rank,
