@@ -232,6 +232,20 @@ static int run(const struct args *args, const sigset_t *rank_mask)
     return c.exit_code;
 }
 
+/* ssh would go on without it, and fail for another reason. It takes ~ and %d for what it knows, and
+ * a public key alone for one that its agent has. */
+static int check_identity(const char *file, char *error, size_t bytes)
+{
+    char public[4096];
+    if (!file || file[0] == '~' || strchr(file, '%') || access(file, R_OK) == 0)
+        return 0;
+    int rc = -errno, n = snprintf(public, sizeof public, "%s.pub", file);
+    if (n < (int)sizeof public && access(public, R_OK) == 0)
+        return 0;
+    snprintf(error, bytes, "--ssh-identity-file %s: %s", file, strerror(-rc));
+    return rc;
+}
+
 static int read_hosts(const struct args *args, char *error, size_t bytes)
 {
     char here[32];
@@ -254,7 +268,8 @@ int cluster_main(const struct args *args)
 {
     char error[512];
     int code = LAUNCH_EXIT_USAGE;
-    if (read_hosts(args, error, sizeof error) < 0)
+    if (check_identity(args->identity_file, error, sizeof error) < 0 ||
+        read_hosts(args, error, sizeof error) < 0)
         fprintf(stderr, "gradrun: %s\n", error);
     else if (run_hosts.n == 1 && host_is_local(&run_hosts.list[0]) && !args->is_check)
         code = run_here(args);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "program.h"
+
 enum { WORDS_MAX = 64 };
 
 struct words {
@@ -135,16 +137,31 @@ static int spawn(struct remote *remote, const struct remote_shell *shell, char *
     return 0;
 }
 
+static void explain(const struct remote *remote, const struct remote_shell *shell,
+                    const char *program, int rc, char *error, size_t bytes)
+{
+    char why[4352] = "";
+    if (!program)
+        snprintf(why, sizeof why, "%s", strerror(-rc));
+    else
+        program_explain(program, rc, why, sizeof why);
+    if (remote->is_local)
+        snprintf(error, bytes, "cannot run its agent: %s", why);
+    else if (shell->command)
+        snprintf(error, bytes, "cannot run --rsh \"%s\": %s", shell->command, why);
+    else
+        snprintf(error, bytes,
+                 "cannot run ssh: %s; install a client, or name another remote shell "
+                 "with --rsh",
+                 why);
+}
+
 int remote_start(struct remote *remote, const struct remote_shell *shell, char *error, size_t bytes)
 {
     char **words = remote_words(shell, remote->host, remote->is_local);
     int rc = !words ? -ENOMEM : words[0] ? spawn(remote, shell, words) : -EINVAL;
     if (rc < 0)
-        snprintf(error, bytes, "cannot run %s: %s%s", words && words[0] ? words[0] : "--rsh",
-                 strerror(-rc),
-                 rc == -ENOENT && !shell->command && !remote->is_local
-                     ? "; install an ssh client, or name another remote shell with --rsh"
-                     : "");
+        explain(remote, shell, words ? words[0] : NULL, rc, error, bytes);
     remote_words_free(words);
     return rc;
 }

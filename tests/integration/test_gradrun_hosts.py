@@ -482,6 +482,12 @@ def test_another_remote_shell(site: Site) -> None:
     assert sorted(result.stdout.splitlines()) == ["[0] here", "[1] here"]
 
 
+def test_a_remote_shell_that_is_not_there(site: Site) -> None:
+    result = site.run("--rsh", "no-such-shell -x", "-H", site.hosts(1), "true", identity=False)
+    expect_one_line(result, site.nodes.addresses[0], 'cannot run --rsh "no-such-shell -x": there is '
+                    'no such program in PATH')
+
+
 def test_a_loopback_address_towards_a_host_known_to_ssh_only(site: Site) -> None:
     """An alias of ssh's configuration has no address here: then nor has this host one towards it."""
     namespaces = f"{netns.NETNS_DIR}/{site.nodes.network.tag}"
@@ -836,6 +842,8 @@ def test_the_hosts_own_daemons_are_used(world: World, tmp_path: Path) -> None:
     (["-np", "3", "-H", "localhost:2", "true"], "3 ranks do not fit into the 2 slots"),
     (["--hostfile", "/nonexistent", "true"], "cannot read the host file /nonexistent"),
     (["-np", "1", "--ssh-port", "5", "true"], "--ssh-port needs hosts"),
+    (["-H", "a", "--ssh-identity-file", "/nonexistent", "true"],
+     "--ssh-identity-file /nonexistent: No such file"),
 ], ids=str)
 def test_usage_errors(site: Site, arguments: list[str], words: str) -> None:
     result = subprocess.run([str(GRADRUN), *arguments], capture_output=True, text=True, timeout=30,
