@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/buffer/queue.h"
+/*
+ * The life of queues: the table, what OpenQueue asks for, events and words while the driver has
+ * them.
+ */
+#include "worker/buffer/queue_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,65 +16,15 @@
 
 #include <gradd/types.h>
 
-#include "envelope.pb-c.h"
-
 enum {
     QUEUES_MAX = 1024, /* of a rank */
     HANDLE_BYTES = 64,
-    PAGE_BYTES = 4096, /* of flag order */
-    FINISHED_WORD = 8, /* word of slot 0; word 0 is `produced` */
-};
-_Static_assert(8 * (FINISHED_WORD + QUEUE_SLOTS_MAX) <= PAGE_BYTES, "every slot has a word");
-
-enum queue_state {
-    QUEUE_WAITING, /* for the device */
-    QUEUE_OPENING,
-    QUEUE_READY,
-    QUEUE_CLOSED, /* out of the table; freed when nothing pins it */
-};
-
-/* One direction each: the trainer's stream marks, the worker's waits, and the other way round. */
-struct slot {
-    CUevent in, out; /* event order: the trainer's, ours */
-    uint64_t ticket; /* in flag order: whose ops are counted */
-    uint32_t n_ended, n_launched;
-};
-
-struct queue {
-    struct chore chore; /* first */
-    uint32_t id, n_slots;
-    enum queue_state state;
-    int order;
-    unsigned n_pins;
-    struct queue_table *table; /* not once closed */
-    struct chores *chores;
-    struct cuda_device_table *devices;
-    struct cuda_device *device;
-    uint8_t *handles; /* event order: the trainer's, while opening; then ours */
-    int fd;           /* flag order, while opening */
-    _Atomic int64_t *words;
-    CUdeviceptr words_on_device;
-    _Atomic uint64_t unsure_from; /* from this ticket on nobody knows what was produced */
-    bool is_registered;
-    _Atomic bool writes_late; /* the stream has a write that no op's end is behind */
-    int open_status;
-    char text[240];
-    queue_opened_fn *opened;
-    void *data;
-    pthread_mutex_t mutex; /* guards ticket, n_ended, n_launched of the slots */
-    UT_hash_handle hh;
-    struct slot slots[];
 };
 
 void queue_table_init(struct queue_table *table, struct chores *chores,
                       struct cuda_device_table *devices)
 {
     *table = (struct queue_table){.chores = chores, .devices = devices};
-}
-
-struct cuda_device *queue_device(const struct queue *queue)
-{
-    return queue->device;
 }
 
 /* ------------------------------------------------------------------ closing */
@@ -96,7 +48,7 @@ static void release_driver(struct queue *queue)
 static void queue_free(struct queue *queue)
 {
     if (queue->words)
-        munmap((void *)queue->words, PAGE_BYTES);
+        munmap((void *)queue->words, QUEUE_PAGE_BYTES);
     if (queue->fd >= 0)
         close(queue->fd);
     pthread_mutex_destroy(&queue->mutex);
@@ -128,28 +80,6 @@ static void free_if_unused(struct queue *queue)
         return;
     queue->chore = (struct chore){.run = run_close, .done = on_closed};
     chores_add(queue->chores, &queue->chore);
-}
-
-/* In flag order the word tells what the trainer's stream has produced; events tell nothing once
- * their process is gone. Before what waits can go on, so that who sees it done sees this too. */
-static void set_unsure(struct queue *queue)
-{
-    uint64_t from = queue->words ? (uint64_t)atomic_load(&queue->words[0]) + 1 : 0;
-    uint64_t known = UINT64_MAX;
-    atomic_compare_exchange_strong(&queue->unsure_from, &known, from);
-}
-
-void queue_poison(struct queue *queue)
-{
-    if (!queue->words)
-        return;
-    set_unsure(queue);
-    atomic_store_explicit(&queue->words[0], INT64_MAX, memory_order_release);
-}
-
-bool queue_is_unsure(const struct queue *queue, uint64_t ticket)
-{
-    return ticket >= atomic_load(&queue->unsure_from);
 }
 
 static uint32_t *count_of(struct queue *queue)
@@ -189,7 +119,7 @@ void queue_table_deinit(struct queue_table *table, bool is_lost)
     HASH_ITER(hh, table->by_id, queue, next)
     {
         if (is_lost && queue->state == QUEUE_READY)
-            set_unsure(queue);
+            queue_set_unsure(queue);
         close_queue(queue);
     }
 }
@@ -203,7 +133,7 @@ static void fail(struct queue *queue, const char *what, CUresult rc)
              cuda_table_error(queue->device->cuda, rc));
 }
 
-static bool open_slot(struct queue *queue, struct slot *slot, uint8_t *handle)
+static bool open_slot(struct queue *queue, struct queue_slot *slot, uint8_t *handle)
 {
     const struct cuda_table *cuda = queue->device->cuda;
     CUipcEventHandle event;
@@ -239,7 +169,7 @@ static void open_events(struct queue *queue)
 static void open_words(struct queue *queue)
 {
     const struct cuda_table *cuda = queue->device->cuda;
-    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, queue->fd, 0);
+    void *page = mmap(NULL, QUEUE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, queue->fd, 0);
     if (page == MAP_FAILED) {
         queue->open_status = GRADD_ERR_NO_MEMORY;
         snprintf(queue->text, sizeof queue->text, "the page of words can not be mapped: %s",
@@ -247,7 +177,7 @@ static void open_words(struct queue *queue)
         return;
     }
     queue->words = page;
-    CUresult rc = cuda->host_register(page, PAGE_BYTES,
+    CUresult rc = cuda->host_register(page, QUEUE_PAGE_BYTES,
                                       CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (rc != CUDA_SUCCESS) {
         fail(queue, "the page of words can not be registered", rc);
@@ -340,7 +270,7 @@ static bool is_sealed_page(int fd)
     struct stat status;
     int seals = fcntl(fd, F_GET_SEALS);
     return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &status) == 0 &&
-           status.st_size >= PAGE_BYTES;
+           status.st_size >= QUEUE_PAGE_BYTES;
 }
 
 static const char *check_request(const struct queue_table *table,
@@ -437,79 +367,4 @@ void queue_unpin(struct queue *queue)
         return;
     queue->n_pins--;
     free_if_unused(queue);
-}
-
-static struct slot *slot_of(struct queue *queue, uint64_t ticket)
-{
-    return &queue->slots[ticket % queue->n_slots];
-}
-
-CUresult queue_wait_inputs(struct queue *queue, uint64_t ticket)
-{
-    const struct cuda_device *device = queue->device;
-    if (queue->order == PB__QUEUE_ORDER__ORDER_EVENT)
-        return device->cuda->stream_wait_event(device->stream, slot_of(queue, ticket)->in, 0);
-    return device->cuda->stream_wait_value(device->stream, queue->words_on_device, ticket,
-                                           CU_STREAM_WAIT_VALUE_GEQ);
-}
-
-static CUresult write_word(struct queue *queue, uint64_t ticket)
-{
-    const struct cuda_device *device = queue->device;
-    const uint64_t word = FINISHED_WORD + ticket % queue->n_slots;
-    return device->cuda->stream_write_value(device->stream,
-                                            queue->words_on_device + word * sizeof(int64_t), ticket,
-                                            CU_STREAM_WRITE_VALUE_DEFAULT);
-}
-
-/* Count ops of a ticket. True: these were the last ones; *out_launched: how many of all were
- * launched. */
-static bool count_ended(struct queue *queue, uint64_t ticket, uint32_t n_ops, bool is_launched,
-                        uint32_t n_ticket_ops, uint32_t *out_launched)
-{
-    struct slot *slot = slot_of(queue, ticket);
-    pthread_mutex_lock(&queue->mutex);
-    if (slot->ticket != ticket) {
-        slot->ticket = ticket;
-        slot->n_ended = slot->n_launched = 0;
-    }
-    const uint32_t before = slot->n_ended;
-    slot->n_ended += n_ops;
-    slot->n_launched += is_launched ? n_ops : 0;
-    *out_launched = slot->n_launched;
-    bool is_last = before < n_ticket_ops && slot->n_ended >= n_ticket_ops;
-    pthread_mutex_unlock(&queue->mutex);
-    return is_last;
-}
-
-CUresult queue_mark_results(struct queue *queue, uint64_t ticket, uint32_t n_ops,
-                            uint32_t n_ticket_ops)
-{
-    const struct cuda_device *device = queue->device;
-    uint32_t n_launched;
-    if (queue->order == PB__QUEUE_ORDER__ORDER_EVENT)
-        return device->cuda->event_record(slot_of(queue, ticket)->out, device->stream);
-    if (!count_ended(queue, ticket, n_ops, true, n_ticket_ops, &n_launched))
-        return CUDA_SUCCESS;
-    return write_word(queue, ticket);
-}
-
-void queue_skip(struct queue *queue, uint64_t ticket, uint32_t n_ops, uint32_t n_ticket_ops)
-{
-    uint32_t n_launched;
-    CUcontext ignored;
-    const struct cuda_device *device = queue->device;
-    if (queue->order != PB__QUEUE_ORDER__ORDER_FLAG ||
-        !count_ended(queue, ticket, n_ops, false, n_ticket_ops, &n_launched))
-        return;
-    /* Others of the ticket may still run: the word comes after them, unless the device is lost. */
-    if (n_launched > 0 && device->cuda->ctx_push(device->context) == CUDA_SUCCESS) {
-        CUresult rc = write_word(queue, ticket);
-        atomic_store(&queue->writes_late, true);
-        device->cuda->ctx_pop(&ignored);
-        if (rc == CUDA_SUCCESS)
-            return;
-    }
-    atomic_store_explicit(&queue->words[FINISHED_WORD + ticket % queue->n_slots], (int64_t)ticket,
-                          memory_order_release);
 }
