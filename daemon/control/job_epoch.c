@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the epochs of a job begin: one that is gathered here, or one that its coordinator has begun.
+/*
+ * How the epochs of a job begin: with a gathering that is whole here, or because the coordinator on
+ * another node has begun one. The worker is told, and each trainer connected with it.
  */
 #include <errno.h>
 #include <stdio.h>
