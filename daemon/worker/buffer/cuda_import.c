@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/buffer/cuda_import.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,8 @@
 
 #include <gradd/types.h>
 #include <uthash.h>
+
+#include "worker/buffer/cuda_mapping.h"
 
 enum import_state {
     IMPORT_WAITING, /* for the device */
@@ -24,24 +25,8 @@ struct step {
     int fds[CUDA_CHUNKS_AT_ONCE]; /* of chunks */
     uint64_t bytes[CUDA_CHUNKS_AT_ONCE];
     unsigned n;
-    bool is_complete; /* out: all is mapped */
-    int status;       /* out */
-    char text[240];
+    struct cuda_mapping_result result;
     struct step *next; /* while the device is being opened */
-};
-
-/* What the chores thread works on. */
-struct mapping {
-    bool is_legacy;
-    const struct cuda_table *cuda;
-    CUcontext context;
-    CUdevice ordinal;
-    CUipcMemHandle handle; /* legacy */
-    CUdeviceptr base;
-    uint64_t bytes;        /* legacy: as the driver knows it; else of all chunks together */
-    uint64_t mapped_bytes; /* chunks so far */
-    uint32_t n_chunks, n_mapped;
-    bool is_open, is_broken;
 };
 
 struct cuda_import {
@@ -53,7 +38,7 @@ struct cuda_import {
     struct cuda_import_table *table;
     enum import_state state;
     struct cuda_device *device; /* once open */
-    struct mapping mapping;
+    struct cuda_mapping mapping;
     struct step step; /* opening, then closing */
     unsigned n_steps; /* on the chores thread */
     bool is_unmapping;
@@ -76,177 +61,23 @@ struct cuda_device *cuda_import_device(const struct cuda_import_user *user)
 
 /* ------------------------------------------------------------------ chores thread */
 
-__attribute__((format(printf, 3, 4))) static void fail(struct step *step, int status,
-                                                       const char *format, ...)
-{
-    va_list args;
-    step->status = status;
-    va_start(args, format);
-    vsnprintf(step->text, sizeof step->text, format, args);
-    va_end(args);
-}
-
-static void fail_call(struct step *step, const char *what, CUresult rc)
-{
-    fail(step, rc == CUDA_ERROR_OUT_OF_MEMORY ? GRADD_ERR_NO_MEMORY : GRADD_ERR_INVALID, "%s: %s",
-         what, cuda_table_error(step->import->mapping.cuda, rc));
-}
-
-static void unmap(struct mapping *m)
-{
-    if (m->is_legacy) {
-        if (m->is_open)
-            m->cuda->ipc_close_mem(m->base);
-    } else if (m->base) {
-        if (m->mapped_bytes > 0)
-            m->cuda->vmm_unmap(m->base, m->mapped_bytes);
-        m->cuda->vmm_address_free(m->base, m->bytes);
-    }
-    m->is_open = false;
-    m->base = 0;
-    m->mapped_bytes = 0;
-}
-
-static void open_legacy(struct step *step, struct mapping *m)
-{
-    CUdeviceptr base = 0;
-    size_t bytes = 0;
-    CUresult rc = m->cuda->ipc_open_mem(&m->base, m->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (rc != CUDA_SUCCESS) {
-        m->base = 0;
-        fail_call(step, "its IPC handle can not be opened", rc);
-        return;
-    }
-    m->is_open = true;
-    rc = m->cuda->mem_range(&base, &bytes, m->base);
-    if (rc != CUDA_SUCCESS) {
-        fail_call(step, "the size of the allocation is not known", rc);
-        unmap(m);
-        return;
-    }
-    /* What is mapped may begin before: small allocations lie together in one block. */
-    m->bytes = base + bytes - m->base;
-    step->is_complete = true;
-}
-
-static void reserve(struct step *step, struct mapping *m)
-{
-    size_t total = 0;
-    if (!m->cuda->has_vmm) {
-        fail(step, GRADD_ERR_UNSUPPORTED, "the driver can not import memory of cuMemCreate()");
-        return;
-    }
-    CUresult rc = m->cuda->device_total_bytes(&total, m->ordinal);
-    if (rc == CUDA_SUCCESS && m->bytes > total) {
-        fail(step, GRADD_ERR_INVALID, "%llu bytes are more than the GPU has (%llu)",
-             (unsigned long long)m->bytes, (unsigned long long)total);
-        return;
-    }
-    rc = m->cuda->vmm_reserve(&m->base, m->bytes, 0, 0, 0);
-    if (rc != CUDA_SUCCESS) {
-        m->base = 0;
-        fail_call(step, "no addresses can be reserved", rc);
-    }
-}
-
 static void run_open(struct chore *chore)
 {
     struct step *step = (struct step *)chore;
-    struct mapping *m = &step->import->mapping;
-    CUcontext ignored;
-    CUresult rc = m->cuda->ctx_push(m->context);
-    if (rc != CUDA_SUCCESS) {
-        fail_call(step, "the worker's context is not usable", rc);
-    } else {
-        if (m->is_legacy)
-            open_legacy(step, m);
-        else
-            reserve(step, m);
-        m->cuda->ctx_pop(&ignored);
-    }
-    m->is_broken = step->status != GRADD_OK;
-}
-
-/* Import one chunk and map it behind the others; the mapping alone keeps the memory. */
-static void map_chunk(struct step *step, struct mapping *m, int fd, uint64_t bytes)
-{
-    CUmemGenericAllocationHandle handle;
-    if (m->n_mapped == m->n_chunks || bytes == 0 || bytes > m->bytes - m->mapped_bytes) {
-        fail(step, GRADD_ERR_INVALID,
-             "its chunks are more than the %u, or larger than the %llu bytes together, that were "
-             "announced",
-             m->n_chunks, (unsigned long long)m->bytes);
-        return;
-    }
-    CUresult rc = m->cuda->vmm_import(&handle, (void *)(uintptr_t)fd,
-                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (rc != CUDA_SUCCESS) {
-        fail_call(step, "a chunk's descriptor can not be imported", rc);
-        return;
-    }
-    rc = m->cuda->vmm_map(m->base + m->mapped_bytes, bytes, 0, handle, 0);
-    m->cuda->vmm_release(handle);
-    if (rc != CUDA_SUCCESS) {
-        fail_call(step, "a chunk can not be mapped", rc);
-        return;
-    }
-    m->mapped_bytes += bytes;
-    m->n_mapped++;
-}
-
-static void allow_access(struct step *step, struct mapping *m)
-{
-    const CUmemAccessDesc access = {
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = m->ordinal},
-        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
-    if (m->mapped_bytes != m->bytes) {
-        fail(step, GRADD_ERR_INVALID, "its %u chunks have %llu bytes, not the %llu announced",
-             m->n_chunks, (unsigned long long)m->mapped_bytes, (unsigned long long)m->bytes);
-        return;
-    }
-    CUresult rc = m->cuda->vmm_access(m->base, m->bytes, &access, 1);
-    if (rc != CUDA_SUCCESS) {
-        fail_call(step, "the GPU can not access a chunk", rc);
-        return;
-    }
-    m->is_open = true;
-    step->is_complete = true;
+    cuda_mapping_open(&step->import->mapping, &step->result);
 }
 
 static void run_chunks(struct chore *chore)
 {
     struct step *step = (struct step *)chore;
-    struct mapping *m = &step->import->mapping;
-    CUcontext ignored;
-    CUresult rc = CUDA_SUCCESS;
-    /* Chunks beyond the last one change nothing: ops may use the memory already. */
-    const bool is_wanted = !m->is_broken && !m->is_open;
-    if (is_wanted && (rc = m->cuda->ctx_push(m->context)) != CUDA_SUCCESS) {
-        fail_call(step, "the worker's context is not usable", rc);
-        m->is_broken = true;
-    } else if (is_wanted) {
-        for (unsigned i = 0; i < step->n && step->status == GRADD_OK; i++)
-            map_chunk(step, m, step->fds[i], step->bytes[i]);
-        if (step->status == GRADD_OK && m->n_mapped == m->n_chunks)
-            allow_access(step, m);
-        if (step->status != GRADD_OK)
-            unmap(m);
-        m->is_broken = step->status != GRADD_OK;
-        m->cuda->ctx_pop(&ignored);
-    }
+    cuda_mapping_add(&step->import->mapping, step->fds, step->bytes, step->n, &step->result);
     for (unsigned i = 0; i < step->n; i++)
         close(step->fds[i]);
 }
 
 static void run_close(struct chore *chore)
 {
-    struct mapping *m = &((struct step *)chore)->import->mapping;
-    CUcontext ignored;
-    if (m->cuda->ctx_push(m->context) != CUDA_SUCCESS)
-        return; /* the context is gone, and the mapping with it */
-    unmap(m);
-    m->cuda->ctx_pop(&ignored);
+    cuda_mapping_close(&((struct step *)chore)->import->mapping);
 }
 
 /* ------------------------------------------------------------------ ends */
@@ -385,9 +216,9 @@ static void on_step(struct chore *chore)
     struct step *step = (struct step *)chore;
     struct cuda_import *import = step->import;
     import->n_steps--;
-    if (import->state == IMPORT_OPENING && step->status != GRADD_OK)
-        refuse(import, step->status, step->text);
-    else if (import->state == IMPORT_OPENING && step->is_complete)
+    if (import->state == IMPORT_OPENING && step->result.status != GRADD_OK)
+        refuse(import, step->result.status, step->result.text);
+    else if (import->state == IMPORT_OPENING && step->result.is_complete)
         import_is_ready(import);
     bool is_over = import->state == IMPORT_CLOSING && import->n_steps == 0;
     if (step != &import->step)
