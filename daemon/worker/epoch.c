@@ -47,10 +47,11 @@ struct epoch *epoch_new(const struct epoch_setup *setup, uint64_t number, uint32
     epoch->device_path = setup->devices && (!take_layout || take_layout->device_path);
     snprintf(epoch->label, sizeof epoch->label, "job %s", setup->job);
     epoch->members = calloc(size, sizeof *epoch->members);
+    epoch->of_rank = calloc(size, sizeof(*epoch->of_rank));
     epoch->stall_timer = watch_timer(setup->loop, epoch_on_stall_timer, epoch);
     epoch->lost_timer = watch_timer(setup->loop, epoch_on_lost_timer, epoch);
-    if (!epoch->members || !epoch->stall_timer || !epoch->lost_timer || !epoch_open_order(epoch) ||
-        !epoch_open_device_backend(epoch)) {
+    if (!epoch->members || !epoch->of_rank || !epoch->stall_timer || !epoch->lost_timer ||
+        !epoch_open_order(epoch) || !epoch_open_device_backend(epoch)) {
         epoch_free(epoch);
         return NULL;
     }
@@ -80,6 +81,7 @@ void epoch_free(struct epoch *epoch)
     watch_free(epoch->stall_timer);
     watch_free(epoch->lost_timer);
     free(epoch->members);
+    free(epoch->of_rank);
     layout_free(epoch->layout);
     free(epoch);
 }
@@ -93,12 +95,8 @@ void epoch_start_members(struct epoch *epoch)
 int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int take_fd)
 {
     const struct layout *layout = epoch->layout;
-    bool is_wrong = who->rank >= epoch->size || epoch->n_added == epoch->n_local ||
-                    epoch->n_members == epoch->size ||
-                    (layout && layout->node_of[who->rank] != layout->node_rank);
-    for (uint32_t i = 0; i < epoch->n_members; i++)
-        is_wrong |= epoch->members[i].rank == who->rank;
-    if (is_wrong) {
+    if (who->rank >= epoch->size || epoch->of_rank[who->rank] || epoch->n_added == epoch->n_local ||
+        (layout && layout->node_of[who->rank] != layout->node_rank)) {
         close(take_fd);
         return -EINVAL;
     }
@@ -106,6 +104,7 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
     int rc = member_init(member, epoch, who->rank, take_fd);
     if (rc < 0)
         return rc;
+    epoch->of_rank[who->rank] = member;
     epoch->n_members++;
     epoch->n_added++;
     member->local_rank = who->local_rank;
@@ -121,12 +120,8 @@ int epoch_add_member(struct epoch *epoch, const struct epoch_member *who, int ta
 
 struct member *epoch_remote_member(struct epoch *epoch, uint32_t rank, uint32_t node)
 {
-    for (uint32_t i = 0; i < epoch->n_members; i++) {
-        struct member *member = &epoch->members[i];
-        if (member->is_remote && member->rank == rank && member->node == node)
-            return member;
-    }
-    return NULL;
+    struct member *member = rank < epoch->size ? epoch->of_rank[rank] : NULL;
+    return member && member->is_remote && member->node == node ? member : NULL;
 }
 
 bool epoch_node_has_left(const struct epoch *epoch, uint32_t node)

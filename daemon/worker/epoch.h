@@ -71,7 +71,8 @@ struct epoch {
     bool is_broken;         /* a GPU's context is lost */
     struct plan *plan;      /* NULL on a node that follows */
     struct exec *exec;
-    struct member *members; /* [size]: n_members are used, in order of coming */
+    struct member *members;  /* [size]: n_members are used, in order of coming */
+    struct member **of_rank; /* [size]: the same by rank; NULL: not known here */
     /* On several nodes; all NULL on one. */
     struct layout *layout;
     struct mesh *mesh;               /* until the links stand */

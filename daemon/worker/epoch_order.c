@@ -83,6 +83,7 @@ static void add_remote_members(struct epoch *epoch)
             continue;
         struct member *member = &epoch->members[epoch->n_members++];
         member_init_remote(member, epoch, rank);
+        epoch->of_rank[rank] = member;
         epoch_describe_to_plan(epoch, member);
     }
 }
