@@ -156,6 +156,12 @@ void channel_clear_events(struct gradd *g);
 /* Some op ended: wake threads that wait for it, and gradd_fd(). */
 void channel_notify(struct gradd *g);
 
+/* ---- channel_receive.c */
+
+/* Read once what the worker has sent, and handle it; what the daemon has only where asked for or
+ * where it may matter, as it is rare. True when something arrived. */
+bool channel_receive(struct gradd *g, bool asks_daemon);
+
 /* ---- session.c */
 
 /* Join through the daemon at `socket`: fills links, identity and limits. 0 or a status. */
