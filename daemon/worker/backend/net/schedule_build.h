@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the two halves of the schedule's making share: a builder that appends pieces, messages and
+ * What the files of the schedule's making share: a builder that appends pieces, messages and
  * cells, and remembers that memory ran out instead of asking each caller to.
  *
  * Pure. Thread: any.
@@ -67,6 +67,11 @@ void builder_ring(struct builder *b, uint32_t n_blocks, uint32_t n_steps,
 
 /* Bytes of a chunk that is sent to all others and held from all others. */
 uint32_t builder_exchange_bytes(const struct builder *b);
+
+/* All-reduces among the same nodes, that share messages: whole sums to everybody, or by segments
+ * around the ring. */
+void builder_direct(struct builder *b, const uint32_t *group, uint32_t n_group);
+void builder_reduce_ring(struct builder *b, const uint32_t *group, uint32_t n_group);
 
 /* Broadcast, all-gather, reduce-scatter, all-to-all: one op by itself. */
 void builder_move(struct builder *b, uint32_t op);
