@@ -98,9 +98,9 @@ static void share_descriptors(struct daemon *daemon, uint64_t limit)
 static void notify_status(const struct daemon *daemon, const char *prefix)
 {
     char text[768];
+    unsigned n = jobs_count_running(&daemon->jobs);
     if (daemon->state != DAEMON_RUNNING)
-        snprintf(text, sizeof text, "%sSTATUS=draining, jobs running: %u", prefix,
-                 jobs_count_running(&daemon->jobs));
+        snprintf(text, sizeof text, "%sSTATUS=draining %u job%s", prefix, n, words_s(n));
     else if (*daemon->config_error.text)
         snprintf(text, sizeof text, "%sSTATUS=running; not reloaded: %s", prefix,
                  daemon->config_error.text);

@@ -201,7 +201,7 @@ def test_sigterm_waits_for_the_jobs(service, world: World) -> None:
     gradd.process.terminate()
     stopping = gradd.notify.wait_for(r"^STOPPING=1$")
     assert re.search(r"^EXTEND_TIMEOUT_USEC=\d+$", stopping, re.M)
-    assert re.search(r"^STATUS=.*1 job", stopping, re.M), stopping
+    assert re.search(r"^STATUS=draining 1 job$", stopping, re.M), stopping
     assert [r["status"] for r in settle(trainers, "barrier")] == [0, 0]
     settle(trainers, "shutdown")
     assert gradd.process.wait(REPLY_S) == 0
