@@ -339,7 +339,8 @@ def test_a_link_that_stalls_is_named_after_op_timeout(make_cluster: MakeCluster,
     """A firewall drops what two workers send each other; their daemons hear each other. Node 0
     waits as long as they do, but it is not its link."""
     limit_s = 2.0 * SLOW
-    cluster = make_cluster(3, op_timeout_s=limit_s, peer_dead_s=10 * limit_s)
+    cluster = make_cluster(3, op_timeout_s=limit_s, stall_warn_s=0.75 * limit_s,
+                           peer_dead_s=10 * limit_s)
     members = cluster.job(LAYOUT)
     allreduce_is_right(members, "before")
     if is_large:
@@ -357,6 +358,9 @@ def test_a_link_that_stalls_is_named_after_op_timeout(make_cluster: MakeCluster,
              r"nothing moved for [0-9.]+ s \(op_timeout_s\), stream \d+: ",
              r"\d+ of \d+ bytes of a message (sent|received)|\d+ bytes not acknowledged")
     expect_told(results, since, words, 1, within_s=2 * limit_s + SLOW)
+    teller = 1 if "worker of node node1" in results[0]["error"] else 2
+    cluster.daemons[teller].log.wait_for(
+        f"the data connection to node node{3 - teller} has moved nothing since")
     cluster.network.heal()
     settle(trainers_of(members), "shutdown_all")
     cluster.expect_nothing_left()
