@@ -151,11 +151,12 @@ struct gpu_use worker_process_gpu_use(const char *uuid)
     return (struct gpu_use){.n_workers = 1};
 }
 
-void worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
+int worker_process_send(struct worker_process *worker, const Pb__Envelope *envelope, int fd)
 {
     (void)worker;
     (void)envelope;
     (void)fd;
+    return 0;
 }
 
 void worker_process_drain(struct worker_process *worker)
