@@ -58,7 +58,8 @@ const struct config_option config_options[] = {
      "How long a worker outlives its last rank, so that the job can join again at once.", NULL},
     {"job", "stall_warn_s", CONFIG_SECONDS, PLACE(stall_warn_ms), 0, DAY_MS, "60",
      CONFIG_RELOADABLE,
-     "After how long a tensor that some rank has not submitted is reported, and a connection between "
+     "After how long a tensor that some rank has not submitted is reported, and a connection "
+     "between "
      "two nodes that moves nothing. 0: never. Applies to workers started afterwards.",
      NULL},
     {"job", "op_timeout_s", CONFIG_SECONDS, PLACE(op_timeout_ms), 0, DAY_MS, "600",
