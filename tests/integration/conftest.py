@@ -16,9 +16,11 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import cluster  # noqa: E402
+import gradrun_site  # noqa: E402
 import harness  # noqa: E402
 import hostile  # noqa: E402
 import netns  # noqa: E402
+import ssh_hosts  # noqa: E402
 
 LIMIT_S = 60.0
 
@@ -101,6 +103,25 @@ def make_cluster(world: harness.World) -> Callable[..., cluster.Cluster]:
     if reason:
         pytest.skip(reason)
     return functools.partial(cluster.Cluster, world)
+
+
+@pytest.fixture(scope="module")
+def ssh_nodes() -> Iterator[ssh_hosts.SshHosts]:
+    made = ssh_hosts.SshHosts(4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(ssh_nodes: ssh_hosts.SshHosts, world: harness.World,
+         tmp_path: Path) -> Iterator[gradrun_site.Site]:
+    """Where a test runs gradrun over hosts; at the end nothing of it is left on any."""
+    made = gradrun_site.Site(ssh_nodes, world, tmp_path)
+    yield made
+    try:
+        made.assert_nothing_is_left()
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="module")
