@@ -72,12 +72,13 @@ void epoch_free(struct epoch *epoch)
     if (epoch->net)
         backend_net.free(epoch->net);
     backend_nccl.free(epoch->device);
-    for (uint32_t i = 0; epoch->members && i < epoch->n_members; i++)
-        member_deinit(&epoch->members[i]);
     exec_free(epoch->exec);
     plan_free(epoch->plan);
     coordinator_free(epoch->coordinator);
     follower_free(epoch->follower);
+    /* Last: all of the above point to their requests. */
+    for (uint32_t i = 0; epoch->members && i < epoch->n_members; i++)
+        member_deinit(&epoch->members[i]);
     watch_free(epoch->stall_timer);
     watch_free(epoch->lost_timer);
     free(epoch->members);

@@ -25,6 +25,7 @@ void follower_submit_deinit(struct follower *f)
 {
     struct follower_name *name, *next, *names = f->names;
     HASH_CLEAR(hh, f->names);
+    HASH_CLEAR(hh_remote, f->pending); /* their members free them */
     HASH_ITER(hh, names, name, next)
     {
         free(name->text);

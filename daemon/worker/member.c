@@ -132,6 +132,7 @@ void member_disconnect(struct member *member, enum member_state state)
 void member_deinit(struct member *member)
 {
     member_disconnect(member, member->state);
+    HASH_CLEAR(hh, member->streamed); /* some may not have ended */
     struct request *request;
     while ((request = SLIST_FIRST(&member->all))) {
         SLIST_REMOVE_HEAD(&member->all, in_all);
