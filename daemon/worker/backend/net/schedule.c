@@ -69,14 +69,14 @@ bool builder_reserve(struct builder *b, void *array, uint32_t n, uint32_t *capac
     uint32_t more = *capacity ? 2 * *capacity : 64;
     while (more <= n)
         more *= 2;
-    void *memory;
-    memcpy(&memory, array, sizeof memory); /* whatever type the pointer has */
-    memory = realloc(memory, more * size);
-    if (!memory) {
+    void *old;
+    memcpy(&old, array, sizeof old); /* whatever type the pointer has */
+    void *grown = realloc(old, more * size);
+    if (!grown) {
         b->is_out_of_memory = true;
         return false;
     }
-    memcpy(array, &memory, sizeof memory);
+    memcpy(array, &grown, sizeof grown);
     *capacity = more;
     return true;
 }
