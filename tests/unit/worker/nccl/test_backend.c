@@ -94,7 +94,15 @@ static void open_library(struct rig *rig)
     memcpy(&rig->view, &symbol, sizeof rig->view);
 }
 
-static void rig_init(struct rig *rig, const int *ordinals, uint32_t n_ranks, uint64_t timeout_ns)
+/* Time limits: short where a test is about them; 0: longer than anything takes here. */
+struct limits {
+    uint64_t op_ns, create_ns, abort_ns;
+};
+
+static const struct limits patient = {0};
+
+static void rig_init(struct rig *rig, const int *ordinals, uint32_t n_ranks,
+                     const struct limits *limits)
 {
     *rig = (struct rig){.loop = loop_new(), .n_ranks = n_ranks};
     open_library(rig);
@@ -107,9 +115,9 @@ static void rig_init(struct rig *rig, const int *ordinals, uint32_t n_ranks, uin
         .job = "train7",
         .n_ranks = n_ranks,
         .traffic_class = -1,
-        .op_timeout_ns = timeout_ns,
-        .create_timeout_ns = timeout_ns ? timeout_ns : 20000 * ms,
-        .abort_timeout_ns = 300 * ms,
+        .op_timeout_ns = limits->op_ns,
+        .create_timeout_ns = limits->create_ns ? limits->create_ns : 20000 * ms,
+        .abort_timeout_ns = limits->abort_ns ? limits->abort_ns : 20000 * ms,
         .is_alone = true,
         .on_failed = on_failed,
         .data = rig,
@@ -230,7 +238,7 @@ static const int shared[] = {0, 0, 0}, apart[] = {0, 1}, mixed[] = {0, 1, 0};
 START_TEST(sums_in_many_batches_on_every_layout)
 {
     const int *const layouts[] = {shared, apart, mixed};
-    rig_init(&rig, layouts[_i], _i == 1 ? 2 : 3, 0);
+    rig_init(&rig, layouts[_i], _i == 1 ? 2 : 3, &patient);
     for (int n = 0; n < 20; n++) {
         start_sums(&rig, &first, 1 + (size_t)n % 7);
         await_done(&rig, n + 1);
@@ -244,7 +252,7 @@ END_TEST
 START_TEST(a_batch_of_more_ops_than_one_nccl_group_takes)
 {
     setenv("GRADD_FAKE_NCCL_IN_PROGRESS", "2", 1);
-    rig_init(&rig, mixed, 3, 0);
+    rig_init(&rig, mixed, 3, &patient);
     start_sums(&rig, &first, OPS_MAX);
     await_done(&rig, 1);
     check_sums(&rig, &first, OPS_MAX);
@@ -258,7 +266,7 @@ END_TEST
 START_TEST(without_kernels_what_needs_none_still_works)
 {
     setenv("GRADD_CUDA_KERNELS", "/nonexistent", 1);
-    rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, 0);
+    rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, &patient);
     start_sums(&rig, &first, 2);
     await_done(&rig, 1);
     if (_i) {
@@ -275,7 +283,7 @@ END_TEST
 START_TEST(kernels_that_the_driver_does_not_take_are_told_by_the_ops_that_need_them)
 {
     setenv("GRADD_FAKE_CUDA_FAIL", "cuModuleLoadData:1:209", 1);
-    rig_init(&rig, shared, 3, 0);
+    rig_init(&rig, shared, 3, &patient);
     start_sums(&rig, &first, 2);
     await_done(&rig, 1);
     ck_assert_int_eq(first.ops[0].status, GRADD_ERR_UNSUPPORTED);
@@ -287,7 +295,7 @@ END_TEST
 
 START_TEST(elements_at_odd_addresses_are_refused_before_they_cost_the_context)
 {
-    rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, 0);
+    rig_init(&rig, _i ? apart : shared, _i ? 2 : 3, &patient);
     rig.skew = 2;
     start_sums(&rig, &first, 2);
     await_done(&rig, 1);
@@ -322,7 +330,7 @@ static void expect_end(int status)
 START_TEST(a_communicator_that_does_not_come_up_fails_the_epoch)
 {
     setenv("GRADD_FAKE_NCCL_INIT_HANGS", "1", 1);
-    rig_init(&rig, apart, 2, 100 * ms);
+    rig_init(&rig, apart, 2, &(struct limits){.create_ns = 100 * ms});
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_int_eq(rig.failed_status, GRADD_ERR_RANK_LOST);
@@ -334,7 +342,7 @@ END_TEST
 START_TEST(an_op_that_hangs_on_the_gpus_fails_at_its_deadline)
 {
     setenv("GRADD_FAKE_NCCL_HANG_AT", "1", 1);
-    rig_init(&rig, mixed, 3, 150 * ms);
+    rig_init(&rig, mixed, 3, &(struct limits){.op_ns = 150 * ms});
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_int_eq(rig.failed_status, GRADD_ERR_TIMEOUT);
@@ -347,7 +355,7 @@ END_TEST
 START_TEST(an_error_that_nccl_meets_by_itself_fails_the_epoch)
 {
     setenv("GRADD_FAKE_NCCL_ASYNC", "1:6", 1);
-    rig_init(&rig, apart, 2, 0);
+    rig_init(&rig, apart, 2, &patient);
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_int_eq(rig.failed_status, GRADD_ERR_RANK_LOST);
@@ -359,7 +367,7 @@ END_TEST
 START_TEST(a_call_that_nccl_refuses_fails_the_epoch)
 {
     setenv("GRADD_FAKE_NCCL_FAIL", "ncclAllReduce:1:3", 1);
-    rig_init(&rig, apart, 2, 0);
+    rig_init(&rig, apart, 2, &patient);
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_msg(strstr(rig.failed_text, "launch") && strstr(rig.failed_text, "(3)"), "%s",
@@ -371,7 +379,7 @@ END_TEST
 START_TEST(a_fault_on_the_gpu_loses_its_context)
 {
     setenv("GRADD_FAKE_CUDA_FAIL", "cuLaunchKernel:1:719", 1);
-    rig_init(&rig, shared, 3, 0);
+    rig_init(&rig, shared, 3, &patient);
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert(rig.is_broken);
@@ -385,7 +393,7 @@ START_TEST(an_abort_that_does_not_return_ends_the_process)
 {
     setenv("GRADD_FAKE_NCCL_ABORT_HANGS", "1", 1);
     setenv("GRADD_FAKE_NCCL_HANG_AT", "1", 1);
-    rig_init(&rig, apart, 2, 0);
+    rig_init(&rig, apart, 2, &(struct limits){.abort_ns = 300 * ms});
     start_sums(&rig, &first, 1);
     while (rig.n_enqueued == 0)
         loop_step(rig.loop, true);
@@ -426,7 +434,7 @@ static void open_queue(void)
 
 START_TEST(an_abort_does_not_wait_for_a_trainer_that_is_lost)
 {
-    rig_init(&rig, apart, 2, 0);
+    rig_init(&rig, apart, 2, &patient);
     open_queue();
     start_sums(&rig, &first, 1);
     while (rig.n_enqueued == 0)
@@ -445,7 +453,7 @@ END_TEST
 START_TEST(ranks_on_several_gpus_need_an_nccl_that_is_new_enough)
 {
     setenv("GRADD_FAKE_NCCL_VERSION", "21703", 1);
-    rig_init(&rig, apart, 2, 0);
+    rig_init(&rig, apart, 2, &patient);
     start_sums(&rig, &first, 1);
     await_failed(&rig);
     ck_assert_msg(strstr(rig.failed_text, "NCCL 2.17.3 is too old"), "%s", rig.failed_text);
