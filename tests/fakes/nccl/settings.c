@@ -18,7 +18,9 @@ pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct fake_settings settings;
+/* Process-wide, as the real one; a thread that asks gets a copy, which no other thread changes. */
 static char last_error[256];
+static pthread_mutex_t last_error_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t number(const char *name, uint64_t otherwise)
 {
@@ -99,7 +101,9 @@ ncclResult_t fake_error(ncclResult_t rc, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    memcpy(last_error, text, sizeof(last_error)); /* process-wide, as the real one */
+    pthread_mutex_lock(&last_error_lock);
+    memcpy(last_error, text, sizeof(last_error));
+    pthread_mutex_unlock(&last_error_lock);
     fake_log("error %d %s", rc, text);
     return rc;
 }
@@ -196,7 +200,12 @@ FAKE_EXPORT const char *ncclGetErrorString(ncclResult_t rc);
 
 const char *ncclGetLastError(ncclComm_t comm)
 {
-    return last_error;
+    static _Thread_local char copy[sizeof(last_error)];
+
+    pthread_mutex_lock(&last_error_lock);
+    memcpy(copy, last_error, sizeof(copy));
+    pthread_mutex_unlock(&last_error_lock);
+    return copy;
 }
 
 const char *ncclGetErrorString(ncclResult_t rc)
