@@ -86,9 +86,10 @@ static void find_coordinator(struct session *session, const char *text)
     }
     session->lookup = resolve_start(peers->resolver, host, port, session_on_resolved, session);
     if (!session->lookup) {
-        snprintf(reason, sizeof reason,
-                 "job %s: too many host names are being looked up; give the coordinator's IP address",
-                 session->job);
+        snprintf(
+            reason, sizeof reason,
+            "job %s: too many host names are being looked up; give the coordinator's IP address",
+            session->job);
         session_reply_error(session, GRADD_ERR_UNAVAILABLE, reason);
         return;
     }
